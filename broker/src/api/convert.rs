@@ -1,0 +1,177 @@
+//! What users see of the state, as messages.
+
+use carrel_core::broker::{
+    State, node_state, node_view, queue_position, rank_detail, session_state, state_reason,
+};
+use carrel_core::model::ids::{JobId, NodeName};
+use carrel_core::model::job::{Job, JobState, Phase, Placed};
+use carrel_core::model::node::ObservedJob;
+use carrel_core::model::resources::NodeAllocation;
+use carrel_core::model::session::Session;
+use carrel_core::model::time::Timestamp;
+use carrel_core::model::user::{ApiToken, User};
+use carrel_proto::v1;
+
+/// The class of isolation that whole GPUs have.
+const EXCLUSIVE: &str = "exclusive";
+
+/// A session with its live or last job.
+pub fn session(state: &State, session: &Session) -> v1::Session {
+    let position = session.job.and_then(|id| queue_position(state, id));
+    session_at(state, session, position)
+}
+
+/// The same, with the place in the queue as it is known.
+pub fn session_at(state: &State, session: &Session, position: Option<usize>) -> v1::Session {
+    let record = session.job.and_then(|id| state.jobs.get(&id));
+    v1::Session {
+        id: session.id.0,
+        name: session.name.to_string(),
+        user: session.owner.to_string(),
+        state: v1::SessionState::from(session_state(state, session)).into(),
+        reason: record.map(|job| state_reason(state, job)).unwrap_or_default(),
+        image: session.spec.image.clone(),
+        job: record.map(|record| v1::Job {
+            image: session.spec.image.clone(),
+            ..job(state, record, position)
+        }),
+        created_ms: session.created.millis(),
+        ephemeral: session.ephemeral,
+        host_principal: host_principal(state, session),
+    }
+}
+
+/// Principal of a session's host certificates, without rank.
+pub fn host_principal(state: &State, session: &Session) -> String {
+    format!("{}.{}.{}", session.name, session.owner, state.settings.domain)
+}
+
+/// A job; `position` is its place in the queue.
+pub fn job(state: &State, job: &Job, position: Option<usize>) -> v1::Job {
+    let placed = job.last_placed();
+    let (ended, exit_code) = match &job.phase {
+        Phase::Ended { ending, at, .. } => (Some(*at), ending.exit_code),
+        Phase::Placed(Placed {
+            ending: Some(ending), ..
+        }) => (None, ending.exit_code),
+        Phase::Placed(_) | Phase::Pending { .. } => (None, None),
+    };
+    let session = job.session.and_then(|id| state.sessions.get(&id));
+    v1::Job {
+        id: job.id.0,
+        name: job.name.clone(),
+        kind: v1::JobKind::from(job.kind).into(),
+        state: v1::JobState::from(job.state()).into(),
+        user: job.owner.to_string(),
+        reason: state_reason(state, job),
+        submitted_ms: job.submitted.millis(),
+        started_ms: placed.map(|placed| placed.started.millis()),
+        deadline_ms: placed.map(|placed| placed.deadline.millis()),
+        ended_ms: ended.map(Timestamp::millis),
+        nodes: placed
+            .map(|placed| allocation(state, job, placed))
+            .unwrap_or_default(),
+        exit_code,
+        session: job.session.map_or(0, |id| id.0),
+        queue_position: position
+            .and_then(|position| u32::try_from(position).ok())
+            .unwrap_or(0),
+        request: Some((&job.request).into()),
+        time_limit_s: job.time_limit.as_secs(),
+        image: session
+            .map(|session| session.spec.image.clone())
+            .unwrap_or_default(),
+        isolation: if job.request.gpus_per_node > 0 {
+            EXCLUSIVE.to_owned()
+        } else {
+            String::new()
+        },
+    }
+}
+
+fn allocation(state: &State, job: &Job, placed: &Placed) -> Vec<v1::NodeAllocation> {
+    let configuring = job.state() == JobState::Configuring;
+    let part = |(rank, part): (usize, &NodeAllocation)| v1::NodeAllocation {
+        node: part.node.to_string(),
+        gpus: gpus(state, part),
+        cpus: part.cpus,
+        memory_bytes: part.memory_bytes,
+        progress: if configuring {
+            rank_detail(state, job, rank).unwrap_or_default()
+        } else {
+            String::new()
+        },
+    };
+    placed.allocation.nodes.iter().enumerate().map(part).collect()
+}
+
+/// Index and model are those of the node's inventory as it is now.
+fn gpus(state: &State, part: &NodeAllocation) -> Vec<v1::Gpu> {
+    let inventory = state.nodes.get(&part.node).map(|node| &node.inventory);
+    let gpu = |uuid: &carrel_core::model::ids::GpuUuid| {
+        let info = inventory.and_then(|inventory| inventory.gpus.iter().find(|gpu| gpu.uuid == *uuid));
+        v1::Gpu {
+            uuid: uuid.to_string(),
+            index: info.map_or(0, |info| info.index),
+            model: info.map(|info| info.model.clone()).unwrap_or_default(),
+        }
+    };
+    part.gpus.iter().map(gpu).collect()
+}
+
+/// A node; an empty message with its name for one that is not there.
+pub fn node(state: &State, name: &NodeName) -> v1::Node {
+    let (word, reason) = node_state(state, name);
+    let view = node_view(state, name);
+    let record = state.nodes.get(name);
+    let link = state.links.get(name);
+    v1::Node {
+        name: name.to_string(),
+        state: word.to_owned(),
+        reason,
+        inventory: record.map(|record| (&record.inventory).into()),
+        gpu_jobs: view
+            .gpu_jobs
+            .into_iter()
+            .map(|job| job.map_or(0, |id: JobId| id.0))
+            .collect(),
+        cpus_held: u32::try_from(view.cpus).unwrap_or(u32::MAX),
+        memory_held: view.memory,
+        last_contact_ms: link.map_or(0, |link| link.last_contact.millis()),
+        version: record.map(|record| record.version.clone()).unwrap_or_default(),
+        unknown: view.unknown.iter().map(unknown).collect(),
+        images: record.map(|record| record.images.clone()).unwrap_or_default(),
+    }
+}
+
+/// A container that this broker does not know, for people.
+fn unknown(job: &ObservedJob) -> String {
+    let user = job.user.as_ref().map_or("an unknown user", |user| user.as_str());
+    format!(
+        "job {} ({}) of {user}, cluster {}",
+        job.key, job.name, job.cluster
+    )
+}
+
+/// A user; `admin` as the broker's configuration has it.
+pub fn user(user: &User, admin: bool) -> v1::User {
+    v1::User {
+        name: user.name.to_string(),
+        uid: user.uid,
+        gid: user.gid,
+        groups: user.groups.clone(),
+        home: user.home.clone(),
+        shell: user.shell.clone(),
+        admin,
+    }
+}
+
+/// What may be shown of a token.
+pub fn token(token: &ApiToken) -> v1::TokenInfo {
+    v1::TokenInfo {
+        id: token.id.to_string(),
+        user: token.user.to_string(),
+        label: token.label.clone(),
+        expires_ms: token.expires.millis(),
+    }
+}

@@ -1,0 +1,54 @@
+//! An API token.
+
+use std::time::Duration;
+
+use carrel_core::broker::Input;
+use carrel_core::model::user::ApiToken;
+use carrel_proto::v1::{CreateTokenRequest, CreateTokenResponse};
+use tonic::Status;
+
+use super::refuse::{bad_name, invalid};
+use super::{Call, convert};
+use crate::secret;
+
+const DEFAULT_VALIDITY: Duration = Duration::from_hours(30 * 24);
+const LONGEST_VALIDITY: Duration = Duration::from_hours(366 * 24);
+const MAX_LABEL: usize = 128;
+
+pub(super) async fn create_token(
+    call: Call,
+    request: CreateTokenRequest,
+) -> Result<CreateTokenResponse, Status> {
+    let caller = call.asker.caller.clone();
+    let user = match request.user.as_str() {
+        "" => caller.user.clone(),
+        user => user.parse().map_err(bad_name)?,
+    };
+    if request.label.chars().count() > MAX_LABEL || request.label.contains(char::is_control) {
+        return Err(invalid(format!(
+            "a label is one line of at most {MAX_LABEL} characters"
+        )));
+    }
+    let validity = match Duration::from_secs(request.ttl_s) {
+        Duration::ZERO => DEFAULT_VALIDITY,
+        validity if validity > LONGEST_VALIDITY => {
+            return Err(invalid("a token is good for 366 days at most"));
+        }
+        validity => validity,
+    };
+    let (token, hash) = secret::generate(secret::TOKEN_PREFIX);
+    let record = ApiToken {
+        id: secret::handle().into(),
+        hash,
+        user,
+        label: request.label,
+        expires: call.context.clock.now().after(validity),
+    };
+    let info = convert::token(&record);
+    call.input(Input::CreateToken(caller, record)).await?;
+    tracing::info!(token = info.id, user = info.user, "a token was made");
+    Ok(CreateTokenResponse {
+        token,
+        info: Some(info),
+    })
+}

@@ -1,0 +1,36 @@
+//! Jobs, by id.
+
+use std::collections::BTreeMap;
+
+use carrel_core::broker::State;
+use carrel_core::model::ids::JobId;
+use carrel_core::queue;
+use carrel_proto::v1::{ListJobsRequest, ListJobsResponse};
+use tonic::Status;
+
+use super::{Call, convert};
+use crate::limits::MAX_LISTED_JOBS;
+
+pub(super) async fn list_jobs(call: Call, request: ListJobsRequest) -> Result<ListJobsResponse, Status> {
+    let snapshot = call.snapshot();
+    let state = snapshot.state();
+    let positions = positions(state);
+    let wanted = state.jobs.values().rev().filter(|job| {
+        (request.all_users || job.owner == call.asker.caller.user)
+            && (request.ended || !job.state().is_final())
+    });
+    let messages = wanted
+        .take(MAX_LISTED_JOBS)
+        .map(|job| convert::job(state, job, positions.get(&job.id).copied()));
+    let mut jobs: Vec<_> = messages.collect();
+    jobs.reverse();
+    Ok(ListJobsResponse { jobs })
+}
+
+/// Every pending job's place in the queue, from 1.
+pub(super) fn positions(state: &State) -> BTreeMap<JobId, usize> {
+    queue::order(state)
+        .enumerate()
+        .map(|(index, id)| (id, index + 1))
+        .collect()
+}

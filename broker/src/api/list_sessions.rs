@@ -1,0 +1,29 @@
+//! Sessions, by id.
+
+use carrel_proto::v1::{ListSessionsRequest, ListSessionsResponse};
+use tonic::Status;
+
+use super::list_jobs::positions;
+use super::{Call, convert};
+
+pub(super) async fn list_sessions(
+    call: Call,
+    request: ListSessionsRequest,
+) -> Result<ListSessionsResponse, Status> {
+    let snapshot = call.snapshot();
+    let state = snapshot.state();
+    let caller = &call.asker.caller;
+    let all = request.all_users && caller.admin;
+    let positions = positions(state);
+    let sessions = state
+        .sessions
+        .values()
+        .filter(|session| all || session.owner == caller.user);
+    let messages = sessions.map(|session| {
+        let position = session.job.and_then(|job| positions.get(&job).copied());
+        convert::session_at(state, session, position)
+    });
+    Ok(ListSessionsResponse {
+        sessions: messages.collect(),
+    })
+}

@@ -1,0 +1,19 @@
+//! Ends a session's live job.
+
+use carrel_core::broker::Input;
+use carrel_core::model::ids::JobId;
+use carrel_proto::v1::{Session, StopSessionRequest};
+use tonic::Status;
+
+use super::{Call, session_ref};
+
+pub(super) async fn stop_session(call: Call, request: StopSessionRequest) -> Result<Session, Status> {
+    let reference = session_ref(&request.name)?;
+    // An ephemeral one may be gone with its job: what it was is known from before.
+    let session = call.session(call.snapshot().state(), &reference)?;
+    let only = (request.job != 0).then_some(JobId(request.job));
+    call.input(Input::StopSession(call.asker.caller.clone(), reference, only))
+        .await?;
+    tracing::info!(session = session.id.0, job = request.job, "stop wished");
+    call.session_message(session.id, Some(&session))
+}

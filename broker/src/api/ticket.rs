@@ -1,0 +1,62 @@
+//! Permissions for byte streams.
+
+use std::time::Duration;
+
+use carrel_core::broker::State;
+use carrel_core::model::ids::UserName;
+use carrel_core::model::job::JobState;
+use carrel_core::model::session::Session;
+use carrel_core::model::time::Timestamp;
+use carrel_proto::v1::StreamTicket;
+use tonic::{Code, Status};
+
+use super::refuse::{invalid, with_hint};
+
+/// Enough to dial a gateway with; a new one costs one call.
+const VALIDITY: Duration = Duration::from_secs(60);
+
+/// A ticket's content, without id, for a rank of a session that runs.
+pub fn ticket_for(
+    state: &State,
+    session: &Session,
+    rank: u32,
+    user: &UserName,
+    now: Timestamp,
+) -> Result<StreamTicket, Status> {
+    let name = &session.name;
+    let job = state.live_job(session);
+    let running = job.filter(|job| job.state() == JobState::Running);
+    let Some((job, placed)) = running.and_then(|job| Some((job, job.placed()?))) else {
+        let (message, hint) = match job.map(|job| job.state()) {
+            Some(JobState::Pending | JobState::Configuring) => (
+                format!("session {name} is not ready yet"),
+                format!("`carrel ssh {name}` waits for it"),
+            ),
+            Some(JobState::Completing) => (
+                format!("session {name} is ending"),
+                format!("`carrel open {name}` starts it again"),
+            ),
+            _ => (
+                format!("session {name} is stopped"),
+                format!("`carrel open {name}` starts it"),
+            ),
+        };
+        return Err(with_hint(Code::FailedPrecondition, message, &hint));
+    };
+    let nodes = &placed.allocation.nodes;
+    let Some(part) = nodes.get(rank as usize) else {
+        return Err(invalid(format!(
+            "session {name} has ranks 0 to {}, not {rank}",
+            nodes.len() - 1
+        )));
+    };
+    Ok(StreamTicket {
+        id: Vec::new(),
+        job: job.id.0,
+        generation: placed.generation.0,
+        node: part.node.to_string(),
+        user: user.to_string(),
+        session: session.id.0,
+        expires_ms: now.after(VALIDITY).millis(),
+    })
+}

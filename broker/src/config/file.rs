@@ -1,0 +1,52 @@
+//! The config file.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, anyhow};
+use serde::Deserialize;
+
+use super::units::{Size, Span};
+
+/// The config file: every key may be absent, no other may be there.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ConfigFile {
+    pub(super) cluster: Option<String>,
+    pub(super) state: Option<PathBuf>,
+    pub(super) socket: Option<PathBuf>,
+    pub(super) listen: Option<String>,
+    pub(super) advertise: Option<String>,
+    pub(super) tls_names: Option<Vec<String>>,
+    pub(super) default_image: Option<String>,
+    pub(super) default_time: Option<Span>,
+    pub(super) max_time: Option<Span>,
+    pub(super) lease: Option<Span>,
+    pub(super) contact_timeout: Option<Span>,
+    pub(super) grace: Option<Span>,
+    pub(super) cpus_per_gpu: Option<u32>,
+    pub(super) memory_per_gpu: Option<Size>,
+    pub(super) cpus: Option<u32>,
+    pub(super) memory: Option<Size>,
+    pub(super) admins: Option<Vec<String>>,
+}
+
+impl ConfigFile {
+    /// Reads a file. An error names file, line and key.
+    pub fn read(path: &Path) -> Result<Self> {
+        let text = std::fs::read_to_string(path)
+            .with_context(|| format!("cannot read the config file {}", path.display()))?;
+        Self::parse(&text, path)
+    }
+
+    pub(super) fn parse(text: &str, path: &Path) -> Result<Self> {
+        toml::from_str(text).map_err(|error| {
+            let start = error.span().map_or(0, |span| span.start.min(text.len()));
+            let line = String::from_utf8_lossy(&text.as_bytes()[..start])
+                .matches('\n')
+                .count()
+                + 1;
+            let key = text.lines().nth(line - 1).unwrap_or_default().trim();
+            anyhow!("{}:{line}: {} (in: {key})", path.display(), error.message())
+        })
+    }
+}

@@ -1,0 +1,360 @@
+//! What an operator sets: flags and environment first, then the file, then the defaults.
+
+mod file;
+mod units;
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use carrel_core::broker::Settings;
+use carrel_core::model::ids::UserName;
+use serde::Serialize;
+
+pub use file::ConfigFile;
+pub use units::{Size, Span};
+
+/// Read when no other is named, if it is there.
+const DEFAULT_FILE: &str = "/etc/carrel/broker.toml";
+const DEFAULT_STATE: &str = "/var/lib/carrel/broker";
+const DEFAULT_SOCKET: &str = "/run/carrel/broker.sock";
+const DEFAULT_LISTEN: &str = "0.0.0.0:7070";
+/// The socket's name in a state directory that was named.
+const SOCKET_FILE: &str = "broker.sock";
+/// Domain of host principals; clients' known_hosts name it.
+const DOMAIN: &str = "carrel";
+/// Longest path of a Unix socket (`sun_path`, unix(7)), less the closing zero.
+const MAX_SOCKET_PATH: usize = 107;
+/// A lease shorter than this is lost to one slow answer.
+const SHORTEST_LEASE: Duration = Duration::from_secs(2);
+/// Longest of any time that is set; beyond it is a slip of the keyboard.
+const LONGEST: Duration = Duration::from_hours(10 * 365 * 24);
+
+/// `carrel-broker serve`.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct ServeArgs {
+    /// Config file (TOML) [default: /etc/carrel/broker.toml, if it is there]
+    #[arg(long, env = "CARREL_BROKER_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// State directory: store, keys, lock [default: /var/lib/carrel/broker]
+    #[arg(long, env = "CARREL_BROKER_STATE", value_name = "DIR")]
+    pub state: Option<PathBuf>,
+    /// Unix socket for users and gateways on this machine
+    /// [default: broker.sock in the state directory that was given; else /run/carrel/broker.sock]
+    #[arg(long, env = "CARREL_BROKER_SOCKET", value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+    /// Address of the TLS listener for agents and users; port 0: any free one, see STATE/listen;
+    /// "none": no TLS [default: 0.0.0.0:7070]
+    #[arg(long, env = "CARREL_BROKER_LISTEN", value_name = "ADDR:PORT")]
+    pub listen: Option<String>,
+    /// Where agents and users dial the TLS listener [default: this machine's name and the port]
+    #[arg(long, env = "CARREL_BROKER_ADVERTISE", value_name = "HOST[:PORT]")]
+    pub advertise: Option<String>,
+    /// Cluster name, for people and SLURM_CLUSTER_NAME [default: carrel]
+    #[arg(long, env = "CARREL_BROKER_CLUSTER", value_name = "NAME")]
+    pub cluster: Option<String>,
+    /// Image of sessions that ask for none
+    #[arg(long, env = "CARREL_BROKER_DEFAULT_IMAGE", value_name = "IMAGE")]
+    pub default_image: Option<String>,
+    /// Time limit of sessions that ask for none [default: 8h]
+    #[arg(long, env = "CARREL_BROKER_DEFAULT_TIME", value_name = "TIME")]
+    pub default_time: Option<Span>,
+    /// Longest time limit, extensions included [default: 7d]
+    #[arg(long, env = "CARREL_BROKER_MAX_TIME", value_name = "TIME")]
+    pub max_time: Option<Span>,
+    /// How long a node may go on without contact before it ends its jobs [default: 10m]
+    #[arg(long, env = "CARREL_BROKER_LEASE", value_name = "TIME")]
+    pub lease: Option<Span>,
+    /// A node that was not heard of for so long gets no new jobs [default: 20s]
+    #[arg(long, env = "CARREL_BROKER_CONTACT_TIMEOUT", value_name = "TIME")]
+    pub contact_timeout: Option<Span>,
+    /// Between the terminate signal and the kill of an ended job [default: 10s]
+    #[arg(long, env = "CARREL_BROKER_GRACE", value_name = "TIME")]
+    pub grace: Option<Span>,
+    /// A user who may administer the cluster, besides root and the broker's own user; repeatable
+    #[arg(
+        long = "admin",
+        env = "CARREL_BROKER_ADMINS",
+        value_name = "USER",
+        value_delimiter = ','
+    )]
+    pub admins: Vec<String>,
+    /// Print the configuration that results, as TOML, and exit
+    #[arg(long)]
+    pub print_config: bool,
+}
+
+/// The configuration that results.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Config {
+    /// Cluster name.
+    pub cluster: String,
+    /// State directory.
+    pub state: PathBuf,
+    /// Unix socket.
+    pub socket: PathBuf,
+    /// TLS listener.
+    pub listen: Listen,
+    /// Host, or host and port, by which the listener is dialled.
+    pub advertise: Option<String>,
+    /// More names and addresses that its certificate is to carry.
+    pub tls_names: Vec<String>,
+    /// Image of sessions that ask for none.
+    pub default_image: String,
+    /// Time limit of sessions that ask for none.
+    pub default_time: Span,
+    /// Longest time limit.
+    pub max_time: Span,
+    /// Length of leases.
+    pub lease: Span,
+    /// Silence after which a node gets no new jobs.
+    pub contact_timeout: Span,
+    /// Between terminate and kill.
+    pub grace: Span,
+    /// Hardware threads a GPU by default.
+    pub cpus_per_gpu: u32,
+    /// Memory a GPU by default.
+    pub memory_per_gpu: Size,
+    /// Hardware threads of jobs without GPUs by default.
+    pub cpus: u32,
+    /// Memory of jobs without GPUs by default.
+    pub memory: Size,
+    /// Users who may administer the cluster.
+    pub admins: Vec<UserName>,
+}
+
+/// Where the TLS listener is, if there is one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Listen(pub Option<SocketAddr>);
+
+impl FromStr for Listen {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        if text == "none" {
+            return Ok(Self(None));
+        }
+        let address = text.parse().map_err(|_| {
+            anyhow::anyhow!(
+                "listen = {text:?}: write an IP address and a port (\"0.0.0.0:7070\"), or \"none\""
+            )
+        })?;
+        Ok(Self(Some(address)))
+    }
+}
+
+impl Serialize for Listen {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self.0 {
+            Some(address) => serializer.collect_str(&address),
+            None => serializer.serialize_str("none"),
+        }
+    }
+}
+
+impl Config {
+    /// From flags, the file that they name or the default one, and defaults.
+    pub fn load(args: &ServeArgs) -> Result<Self> {
+        let file = match &args.config {
+            Some(path) => ConfigFile::read(path)?,
+            None if Path::new(DEFAULT_FILE).exists() => ConfigFile::read(Path::new(DEFAULT_FILE))?,
+            None => ConfigFile::default(),
+        };
+        Self::resolve(args.clone(), file)
+    }
+
+    fn resolve(args: ServeArgs, file: ConfigFile) -> Result<Self> {
+        let defaults = Settings::default();
+        let named_state = args.state.or(file.state);
+        let socket = args.socket.or(file.socket).unwrap_or_else(|| match &named_state {
+            Some(state) => state.join(SOCKET_FILE),
+            None => DEFAULT_SOCKET.into(),
+        });
+        let listen = args
+            .listen
+            .or(file.listen)
+            .unwrap_or_else(|| DEFAULT_LISTEN.into());
+        let admins = if args.admins.is_empty() {
+            file.admins.unwrap_or_default()
+        } else {
+            args.admins
+        };
+        let admins = admins
+            .iter()
+            .map(|name| name.parse())
+            .collect::<Result<_, _>>()
+            .context("admins")?;
+        let config = Self {
+            cluster: args.cluster.or(file.cluster).unwrap_or(defaults.cluster_name),
+            state: named_state.unwrap_or_else(|| DEFAULT_STATE.into()),
+            socket,
+            listen: listen.parse()?,
+            advertise: args.advertise.or(file.advertise),
+            tls_names: file.tls_names.unwrap_or_default(),
+            default_image: args
+                .default_image
+                .or(file.default_image)
+                .unwrap_or(defaults.default_image),
+            default_time: args
+                .default_time
+                .or(file.default_time)
+                .unwrap_or(Span(defaults.default_time)),
+            max_time: args.max_time.or(file.max_time).unwrap_or(Span(defaults.max_time)),
+            lease: args.lease.or(file.lease).unwrap_or(Span(defaults.lease)),
+            contact_timeout: args
+                .contact_timeout
+                .or(file.contact_timeout)
+                .unwrap_or(Span(defaults.contact_timeout)),
+            grace: args.grace.or(file.grace).unwrap_or(Span(defaults.grace)),
+            cpus_per_gpu: file.cpus_per_gpu.unwrap_or(defaults.cpus_per_gpu),
+            memory_per_gpu: file.memory_per_gpu.unwrap_or(Size(defaults.memory_per_gpu)),
+            cpus: file.cpus.unwrap_or(defaults.cpus),
+            memory: file.memory.unwrap_or(Size(defaults.memory)),
+            admins,
+        };
+        config.check()?;
+        Ok(config)
+    }
+
+    fn check(&self) -> Result<()> {
+        let printable = |text: &str| text.chars().all(|c| c.is_ascii_graphic());
+        if self.cluster.is_empty() || self.cluster.len() > 63 || !printable(&self.cluster) {
+            bail!(
+                "cluster = {:?}: a name has 1 to 63 printable characters and no spaces",
+                self.cluster
+            );
+        }
+        let length = self.socket.as_os_str().len();
+        if length > MAX_SOCKET_PATH {
+            bail!(
+                "socket = \"{}\": a socket's path has at most {MAX_SOCKET_PATH} bytes, this one {length}: \
+                 set a shorter one with --socket",
+                self.socket.display()
+            );
+        }
+        for (key, Span(span)) in [
+            ("default_time", self.default_time),
+            ("max_time", self.max_time),
+            ("lease", self.lease),
+            ("contact_timeout", self.contact_timeout),
+        ] {
+            if span.is_zero() || span > LONGEST {
+                bail!(
+                    "{key} = \"{}\": it is to be more than nothing and at most {}",
+                    Span(span),
+                    Span(LONGEST)
+                );
+            }
+        }
+        if self.default_time.0 > self.max_time.0 {
+            bail!(
+                "default_time = \"{}\" is over max_time = \"{}\"",
+                self.default_time,
+                self.max_time
+            );
+        }
+        if self.lease.0 < SHORTEST_LEASE {
+            bail!(
+                "lease = \"{}\": the shortest is {}",
+                self.lease,
+                Span(SHORTEST_LEASE)
+            );
+        }
+        if self.cpus_per_gpu == 0 || self.cpus == 0 || self.memory_per_gpu.0 == 0 || self.memory.0 == 0 {
+            bail!("cpus, cpus_per_gpu, memory and memory_per_gpu are to be more than nothing");
+        }
+        Ok(())
+    }
+
+    /// What the core is to know of it.
+    pub fn settings(&self) -> Settings {
+        Settings {
+            cluster_name: self.cluster.clone(),
+            domain: DOMAIN.to_owned(),
+            default_image: self.default_image.clone(),
+            default_time: self.default_time.0,
+            max_time: self.max_time.0,
+            lease: self.lease.0,
+            contact_timeout: self.contact_timeout.0,
+            grace: self.grace.0,
+            cpus_per_gpu: self.cpus_per_gpu,
+            memory_per_gpu: self.memory_per_gpu.0,
+            cpus: self.cpus,
+            memory: self.memory.0,
+            ..Settings::default()
+        }
+    }
+
+    /// As TOML, for `--print-config`; a config file of this text has the same effect.
+    pub fn print(&self) -> Result<String> {
+        Ok(toml::to_string(self)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn resolve(toml: &str) -> Result<Config> {
+        Config::resolve(
+            ServeArgs::default(),
+            ConfigFile::parse(toml, Path::new("broker.toml"))?,
+        )
+    }
+
+    /// What `--print-config` prints can be used as a file.
+    #[test]
+    fn a_printed_configuration_reads_back() {
+        let config = resolve(
+            "cluster = \"lab\"\nlease = \"90s\"\nmemory = \"8G\"\nadmins = [\"ann\"]\nlisten = \"none\"",
+        )
+        .expect("a configuration");
+        assert_eq!(resolve(&config.print().expect("TOML")).expect("the same"), config);
+        assert_eq!(config.settings().lease, Duration::from_secs(90));
+        assert_eq!(config.settings().memory, 8 << 30);
+    }
+
+    #[test]
+    fn flags_come_before_the_file() {
+        let args = ServeArgs {
+            cluster: Some("flag".into()),
+            state: Some("/s".into()),
+            ..ServeArgs::default()
+        };
+        let file =
+            ConfigFile::parse("cluster = \"file\"\nmax_time = \"2d\"", Path::new("x")).expect("a file");
+        let config = Config::resolve(args, file).expect("a configuration");
+        assert_eq!(
+            (config.cluster.as_str(), config.max_time),
+            ("flag", Span(Duration::from_hours(48)))
+        );
+        assert_eq!(config.socket, Path::new("/s/broker.sock"));
+    }
+
+    #[test]
+    fn mistakes_are_named_with_file_line_and_key() {
+        for (toml, parts) in [
+            (
+                "cluster = \"lab\"\nleese = \"10m\"\n",
+                &["broker.toml:2:", "`leese`", "`lease`"][..],
+            ),
+            ("lease = 10\n", &["broker.toml:1:", "lease", "\"10m\""]),
+            ("lease = \"10 parsecs\"\n", &["broker.toml:1:", "10 parsecs"]),
+            ("lease = \"1s\"\n", &["lease", "2s"]),
+            (
+                "default_time = \"3h\"\nmax_time = \"1h\"\n",
+                &["default_time", "max_time"],
+            ),
+            ("listen = \"here\"\n", &["listen", "0.0.0.0:7070"]),
+            ("cluster = \"a b\"\n", &["cluster"]),
+            ("[[[", &["broker.toml:1:"]),
+        ] {
+            let error = format!("{:#}", resolve(toml).expect_err(toml));
+            for part in parts {
+                assert!(error.contains(part), "{toml:?}: {error:?} lacks {part:?}");
+            }
+        }
+    }
+}

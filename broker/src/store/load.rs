@@ -1,0 +1,83 @@
+//! Reading everything back.
+
+use std::sync::Arc;
+
+use carrel_core::broker::Change;
+use carrel_core::model::ids::SessionId;
+use serde::de::DeserializeOwned;
+
+use super::{Store, StoreError};
+
+pub(super) fn load(store: &Store) -> Result<Vec<Change>, StoreError> {
+    let mut changes = Vec::new();
+    bodies(store, "cluster", |record| {
+        changes.push(Change::PutCluster(record))
+    })?;
+    bodies(store, "users", |user| {
+        changes.push(Change::PutUser(Arc::new(user)))
+    })?;
+    bodies(store, "tokens", |token| {
+        changes.push(Change::PutToken(Arc::new(token)))
+    })?;
+    bodies(store, "node_tokens", |token| {
+        changes.push(Change::PutNodeToken(Arc::new(token)))
+    })?;
+    bodies(store, "nodes", |node| {
+        changes.push(Change::PutNode(Arc::new(node)))
+    })?;
+    bodies(store, "sessions", |session| {
+        changes.push(Change::PutSession(Arc::new(session)))
+    })?;
+    bodies(store, "jobs", |job| changes.push(Change::PutJob(Arc::new(job))))?;
+    removals(store, &mut changes)?;
+    Ok(changes)
+}
+
+/// Every body of a table.
+fn bodies<T: DeserializeOwned>(
+    store: &Store,
+    table: &'static str,
+    mut each: impl FnMut(T),
+) -> Result<(), StoreError> {
+    let failed = |error| store.failure(error);
+    let mut statement = store
+        .connection
+        .prepare(&format!("SELECT body FROM {table}"))
+        .map_err(failed)?;
+    let mut rows = statement.query([]).map_err(failed)?;
+    while let Some(row) = rows.next().map_err(failed)? {
+        let body = row
+            .get_ref(0)
+            .map_err(failed)?
+            .as_str()
+            .map_err(|error| failed(error.into()))?;
+        let record = serde_json::from_str(body);
+        each(record.map_err(|error| StoreError::Damaged {
+            path: store.path.clone(),
+            table,
+            error,
+        })?);
+    }
+    Ok(())
+}
+
+fn removals(store: &Store, changes: &mut Vec<Change>) -> Result<(), StoreError> {
+    let failed = |error| store.failure(error);
+    let table = "removals";
+    let mut statement = store
+        .connection
+        .prepare("SELECT node, session FROM removals")
+        .map_err(failed)?;
+    let mut rows = statement.query([]).map_err(failed)?;
+    while let Some(row) = rows.next().map_err(failed)? {
+        let node: String = row.get(0).map_err(failed)?;
+        let session: i64 = row.get(1).map_err(failed)?;
+        let node = node.parse().map_err(|error| StoreError::Damaged {
+            path: store.path.clone(),
+            table,
+            error: <serde_json::Error as serde::de::Error>::custom(error),
+        })?;
+        changes.push(Change::PutRemoval(node, SessionId(session as u64)));
+    }
+    Ok(())
+}

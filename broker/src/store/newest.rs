@@ -1,0 +1,51 @@
+//! Of several changes of one entity only the last has to be written.
+
+use std::collections::BTreeSet;
+
+use carrel_core::broker::Change;
+use carrel_core::model::ids::{JobId, NodeName, SessionId, UserName};
+
+/// What a change is of.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+enum Entity<'a> {
+    Cluster,
+    User(&'a UserName),
+    Token(&'a str),
+    NodeToken(&'a [u8; 32]),
+    Node(&'a NodeName),
+    Session(SessionId),
+    Job(JobId),
+    Removal(&'a NodeName, SessionId),
+}
+
+fn entity(change: &Change) -> Entity<'_> {
+    match change {
+        Change::PutCluster(_) => Entity::Cluster,
+        Change::PutUser(user) => Entity::User(&user.name),
+        Change::DeleteUser(name) => Entity::User(name),
+        Change::PutToken(token) => Entity::Token(&token.id),
+        Change::DeleteToken(id) => Entity::Token(id),
+        Change::PutNodeToken(token) => Entity::NodeToken(&token.hash),
+        Change::DeleteNodeToken(hash) => Entity::NodeToken(hash),
+        Change::PutNode(node) => Entity::Node(&node.name),
+        Change::DeleteNode(name) => Entity::Node(name),
+        Change::PutSession(session) => Entity::Session(session.id),
+        Change::DeleteSession(id) => Entity::Session(*id),
+        Change::PutJob(job) => Entity::Job(job.id),
+        Change::PutRemoval(node, session) | Change::DeleteRemoval(node, session) => {
+            Entity::Removal(node, *session)
+        }
+    }
+}
+
+/// The last change of each entity, in their order.
+pub(super) fn newest(changes: &[Change]) -> Vec<&Change> {
+    let mut seen = BTreeSet::new();
+    let mut newest: Vec<&Change> = changes
+        .iter()
+        .rev()
+        .filter(|change| seen.insert(entity(change)))
+        .collect();
+    newest.reverse();
+    newest
+}

@@ -1,0 +1,118 @@
+//! Writing one change.
+
+use carrel_core::broker::Change;
+use carrel_core::model::job::{Job, Phase};
+use carrel_core::model::time::Timestamp;
+use rusqlite::{Transaction, params};
+use serde::Serialize;
+
+/// What one write may fail with.
+pub(super) enum WriteError {
+    /// SQLite's.
+    Sqlite(rusqlite::Error),
+    /// A record without a JSON form.
+    Encode(serde_json::Error),
+}
+
+impl From<rusqlite::Error> for WriteError {
+    fn from(error: rusqlite::Error) -> Self {
+        Self::Sqlite(error)
+    }
+}
+
+impl From<serde_json::Error> for WriteError {
+    fn from(error: serde_json::Error) -> Self {
+        Self::Encode(error)
+    }
+}
+
+/// SQLite's integers are signed. Ids and times never come near the half that is lost.
+fn integer(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+fn body(record: &impl Serialize) -> Result<String, serde_json::Error> {
+    serde_json::to_string(record)
+}
+
+fn ended(job: &Job) -> Option<Timestamp> {
+    match &job.phase {
+        Phase::Ended { at, .. } => Some(*at),
+        Phase::Pending { .. } | Phase::Placed(_) => None,
+    }
+}
+
+pub(super) fn write(transaction: &Transaction<'_>, change: &Change) -> Result<(), WriteError> {
+    let run = |sql: &str, values: &[&dyn rusqlite::ToSql]| -> Result<(), WriteError> {
+        transaction.prepare_cached(sql)?.execute(values)?;
+        Ok(())
+    };
+    match change {
+        Change::PutCluster(record) => run(
+            "INSERT OR REPLACE INTO cluster (id, cluster, incarnation, body) VALUES (1, ?1, ?2, ?3)",
+            params![
+                record.id.0.as_ref(),
+                integer(record.incarnation.number),
+                body(record)?
+            ],
+        ),
+        Change::PutUser(user) => run(
+            "INSERT OR REPLACE INTO users (name, uid, body) VALUES (?1, ?2, ?3)",
+            params![user.name.as_str(), user.uid, body(user)?],
+        ),
+        Change::DeleteUser(name) => run("DELETE FROM users WHERE name = ?1", params![name.as_str()]),
+        Change::PutToken(token) => run(
+            "INSERT OR REPLACE INTO tokens (id, owner, expires_ms, body) VALUES (?1, ?2, ?3, ?4)",
+            params![
+                token.id.as_ref(),
+                token.user.as_str(),
+                integer(token.expires.0),
+                body(token)?
+            ],
+        ),
+        Change::DeleteToken(id) => run("DELETE FROM tokens WHERE id = ?1", params![id.as_ref()]),
+        Change::PutNodeToken(token) => run(
+            "INSERT OR REPLACE INTO node_tokens (hash, expires_ms, body) VALUES (?1, ?2, ?3)",
+            params![&token.hash[..], integer(token.expires.0), body(token)?],
+        ),
+        Change::DeleteNodeToken(hash) => run("DELETE FROM node_tokens WHERE hash = ?1", params![&hash[..]]),
+        Change::PutNode(node) => run(
+            "INSERT OR REPLACE INTO nodes (name, certificate, body) VALUES (?1, ?2, ?3)",
+            params![node.name.as_str(), node.certificate, body(node)?],
+        ),
+        Change::DeleteNode(name) => run("DELETE FROM nodes WHERE name = ?1", params![name.as_str()]),
+        Change::PutSession(session) => run(
+            "INSERT OR REPLACE INTO sessions (id, owner, name, job, body) VALUES (?1, ?2, ?3, ?4, ?5)",
+            params![
+                integer(session.id.0),
+                session.owner.as_str(),
+                session.name.as_str(),
+                session.job.map(|job| integer(job.0)),
+                body(session)?
+            ],
+        ),
+        Change::DeleteSession(id) => run("DELETE FROM sessions WHERE id = ?1", params![integer(id.0)]),
+        Change::PutJob(job) => run(
+            "INSERT OR REPLACE INTO jobs (id, session, owner, name, state, submitted_ms, ended_ms, body)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+            params![
+                integer(job.id.0),
+                job.session.map(|session| integer(session.0)),
+                job.owner.as_str(),
+                job.name,
+                job.state().name(),
+                integer(job.submitted.0),
+                ended(job).map(|at| integer(at.0)),
+                body(job)?
+            ],
+        ),
+        Change::PutRemoval(node, session) => run(
+            "INSERT OR REPLACE INTO removals (node, session) VALUES (?1, ?2)",
+            params![node.as_str(), integer(session.0)],
+        ),
+        Change::DeleteRemoval(node, session) => run(
+            "DELETE FROM removals WHERE node = ?1 AND session = ?2",
+            params![node.as_str(), integer(session.0)],
+        ),
+    }
+}

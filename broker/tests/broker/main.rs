@@ -1,0 +1,11 @@
+//! The broker from outside: the real program, its sockets, and agents that are played.
+
+mod access;
+mod agent;
+mod bad_input;
+mod configuration;
+mod daemon;
+mod durability;
+mod nodes;
+mod sessions;
+mod store;

@@ -1,0 +1,54 @@
+//! The command line.
+
+use clap::{Parser, Subcommand};
+
+use crate::commands;
+use crate::context::GlobalArgs;
+
+/// GPUs on a cluster: from one command to a shell, or an editor, that holds them.
+#[derive(Debug, Parser)]
+#[command(
+    name = "carrel",
+    bin_name = "carrel",
+    version,
+    max_term_width = 100,
+    propagate_version = false,
+    disable_help_subcommand = true,
+    after_help = "Examples:\n  \
+        carrel alloc --gpus 4 --nvlink            a shell with four NVLink-joined GPUs\n  \
+        carrel alloc -N2 --gpus-per-node 8 -t 4h  two whole nodes for four hours\n  \
+        carrel open dev --gpus 1 --editor cursor  an editor in the session \"dev\"\n  \
+        carrel ps                                 what you hold and wait for"
+)]
+pub struct Cli {
+    /// Options of every command.
+    #[command(flatten)]
+    pub globals: GlobalArgs,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The verbs. Each says in its own file what it does, which is its help.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    Alloc(commands::alloc::AllocArgs),
+    Open(commands::open::OpenArgs),
+    Ssh(commands::ssh::SshArgs),
+    Ps(commands::ps::PsArgs),
+    Show(commands::show::ShowArgs),
+    Nodes(commands::nodes::NodesArgs),
+    Explain(commands::explain::ExplainArgs),
+    Extend(commands::extend::ExtendArgs),
+    Stop(commands::stop::StopArgs),
+    Rm(commands::rm::RmArgs),
+    Login(commands::login::LoginArgs),
+    Up(commands::up::UpArgs),
+    Node(commands::node::NodeArgs),
+    Token(commands::token::TokenArgs),
+    Key(commands::key::KeyArgs),
+    User(commands::user::UserArgs),
+    Proxy(commands::proxy::ProxyArgs),
+    Completion(commands::completion::CompletionArgs),
+    Version(commands::version::VersionArgs),
+}

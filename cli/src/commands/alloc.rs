@@ -1,0 +1,258 @@
+//! `carrel alloc`: resources, and a shell or a command on them.
+
+use carrel_proto::v1;
+
+use crate::connect::Client;
+use crate::context::{self, Context};
+use crate::error::{CliError, Kind, Result};
+use crate::progress::Progress;
+use crate::request::{self, RequestArgs};
+use crate::shell::{self, Left, SSH_FAILED};
+use crate::signals::{Signal, Signals};
+use crate::ssh::access::Access;
+use crate::terminal::{is_interactive, say};
+use crate::wait::{self, End, Limit};
+use crate::{output, view};
+
+/// Get resources, and a shell or a command on them; leaving frees them.
+///
+/// Waits until the resources are free, saying why and in which place of the queue; Ctrl-C gives up
+/// and cancels. Then opens a shell in a container on the first node, or runs CMD there. Leaving the
+/// shell, or CMD's end, frees the resources; CMD's exit code is this program's.
+///
+/// If the terminal goes away under a shell, or the connection breaks, the allocation stays until its
+/// deadline: `carrel ssh NAME` returns to it, `carrel stop NAME` ends it.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = "Examples:\n  \
+    carrel alloc --gpus 4 --nvlink             a shell with four NVLink-joined GPUs\n  \
+    carrel alloc --gpus h100:1 -t 4h --name dev\n  \
+    carrel alloc -N2 --gpus-per-node=8 --no-shell\n  \
+    carrel alloc --gpus 1 -- python train.py   run, free, and exit with its code\n  \
+    carrel alloc --gpus 1 --immediate=30       give up after half a minute in the queue")]
+pub struct AllocArgs {
+    /// Name of the session; without one it is made up, and forgotten at the end
+    #[arg(short = 'J', long, visible_alias = "job-name", value_name = "NAME", value_parser = context::parse_new_session)]
+    pub name: Option<String>,
+    /// Print the allocation and leave it; `carrel stop` ends it
+    #[arg(long, conflicts_with = "command")]
+    pub no_shell: bool,
+    /// Give up if it is not granted at once, or within so many seconds
+    #[arg(short = 'I', long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "0")]
+    pub immediate: Option<u32>,
+    /// Command to run instead of a shell, with its arguments
+    #[arg(last = true, value_name = "CMD")]
+    pub command: Vec<String>,
+    /// What is asked for.
+    #[command(flatten)]
+    pub request: RequestArgs,
+}
+
+/// "At once" is the time that the broker's scheduler takes, and some.
+const AT_ONCE: std::time::Duration = std::time::Duration::from_secs(1);
+
+/// Runs the verb.
+pub async fn run(context: &Context, args: AllocArgs) -> Result<u8> {
+    let base = v1::SessionSpec {
+        image: context.config.image.clone().unwrap_or_default(),
+        ..Default::default()
+    };
+    let spec = args.request.over(base)?;
+    let mut signals = Signals::catch()?;
+    let address = context.address()?;
+    let mut client = crate::connect::connect(&address).await?;
+    // What could fail without the resources fails before they are asked for.
+    let access = if args.no_shell {
+        None
+    } else {
+        Some(Access::prepare(&mut client, &address).await?)
+    };
+
+    let opened = wait::open_session(
+        &mut client,
+        v1::OpenSessionRequest {
+            name: args.name.clone().unwrap_or_default(),
+            spec: Some(spec),
+            must_start: true,
+            request_key: request::new_key(),
+            ephemeral: args.name.is_none(),
+        },
+    );
+    let (session, _) = wait::session_of(opened.await?)?;
+    let job = session.job.as_ref().map_or(0, |job| job.id);
+    let mut allocation = Allocation { client, session, job };
+
+    let limit = args.immediate.map_or(Limit::None, |seconds| {
+        Limit::Granted(AT_ONCE.max(std::time::Duration::from_secs(seconds.into())))
+    });
+    if let Some(code) = allocation.wait(limit, &mut signals).await? {
+        return Ok(code);
+    }
+    match access {
+        None => {
+            allocation.print(context.json())?;
+            Ok(0)
+        }
+        Some(access) => allocation.shell(&access, &args, &mut signals).await,
+    }
+}
+
+/// Resources that this program has asked for, and frees.
+struct Allocation {
+    client: Client,
+    session: v1::Session,
+    job: u64,
+}
+
+impl Allocation {
+    /// Waits until it runs. Returns the exit code when the person left instead.
+    async fn wait(&mut self, limit: Limit, signals: &mut Signals) -> Result<Option<u8>> {
+        let mut progress = Progress::begin();
+        let waited = wait::until_running(
+            &mut self.client,
+            self.session.clone(),
+            limit,
+            &mut progress,
+            signals,
+        )
+        .await;
+        progress.end();
+        let (session, end) = match waited {
+            Ok(waited) => waited,
+            Err(error) => {
+                self.free(signals).await?;
+                return Err(error);
+            }
+        };
+        self.session = session;
+        match end {
+            End::Running => Ok(None),
+            End::Over => Err(wait::over_error(&self.session)),
+            End::Left(signal) => {
+                self.free(signals).await?;
+                say(format_args!(
+                    "carrel: Job allocation {} has been cancelled",
+                    self.job
+                ));
+                Ok(Some(signal.exit_code()))
+            }
+            End::TimedOut => {
+                let reason = self
+                    .session
+                    .job
+                    .as_ref()
+                    .map(|job| job.reason.clone())
+                    .unwrap_or_default();
+                self.free(signals).await?;
+                let why = if reason.is_empty() {
+                    String::new()
+                } else {
+                    format!(": {reason}")
+                };
+                Err(
+                    CliError::failed(format!("the resources were not granted in time{why}"))
+                        .hint("without --immediate it waits in the queue"),
+                )
+            }
+        }
+    }
+
+    fn print(&self, json: bool) -> Result<()> {
+        if json {
+            return output::json(&self.session.job.clone().map(view::Job::from));
+        }
+        output::text(super::show::session_text(&self.session))?;
+        let name = &self.session.name;
+        say(format_args!(
+            "carrel: `carrel ssh {name}` enters it, `carrel stop {name}` ends it"
+        ));
+        Ok(())
+    }
+
+    async fn shell(&mut self, access: &Access, args: &AllocArgs, signals: &mut Signals) -> Result<u8> {
+        if !self.session.ephemeral {
+            // The alias is a convenience: the allocation is worth more than a full disk.
+            if let Err(error) = access.write_alias(&self.session) {
+                say(format_args!("carrel: no SSH alias was written: {error}"));
+            }
+        }
+        let route = access.route(&self.session, 0);
+        let left = match shell::run(&route, &args.command, signals).await {
+            Ok(left) => left,
+            Err(error) => {
+                self.free(signals).await?;
+                return Err(error);
+            }
+        };
+        let stays = args.command.is_empty() && is_interactive();
+        match left {
+            Left::Signal(Signal::HangUp) => {
+                self.say_it_stays("the terminal has gone");
+                Ok(Signal::HangUp.exit_code())
+            }
+            Left::Broken(why) if self.ended_by_itself().await => {
+                drop(why);
+                Ok(SSH_FAILED)
+            }
+            Left::Broken(why) if stays => {
+                self.say_it_stays(&why);
+                Ok(SSH_FAILED)
+            }
+            Left::NoConnection(why) | Left::Broken(why) => {
+                self.free(signals).await?;
+                Err(CliError::new(
+                    Kind::Connection,
+                    format!("no connection to session {}: {why}", self.session.name),
+                ))
+            }
+            Left::Signal(signal @ (Signal::Interrupt | Signal::Terminate)) => {
+                self.free(signals).await?;
+                Ok(signal.exit_code())
+            }
+            Left::Exited(SSH_FAILED) if self.ended_by_itself().await => Ok(SSH_FAILED),
+            Left::Exited(code) => {
+                say(format_args!("carrel: Relinquishing job allocation {}", self.job));
+                self.free(signals).await?;
+                Ok(code)
+            }
+        }
+    }
+
+    /// Ends the job. A second Ctrl-C gives up on a broker that does not answer.
+    async fn free(&mut self, signals: &mut Signals) -> Result<()> {
+        tokio::select! {
+            stopped = wait::stop_job(&mut self.client, &self.session, self.job) => stopped,
+            signal = signals.next() => Err(CliError::new(
+                if signal == Signal::Interrupt { Kind::Interrupted } else { Kind::Terminated },
+                format!("job {} may still hold its resources", self.job),
+            ).hint(format!("carrel stop {}", self.session.name))),
+        }
+    }
+
+    /// Whether the job, and not the connection, is what ended; says why. The news of it may take a
+    /// moment from the node to the broker.
+    async fn ended_by_itself(&mut self) -> bool {
+        const NEWS: std::time::Duration = std::time::Duration::from_secs(2);
+        const STEP: std::time::Duration = std::time::Duration::from_millis(50);
+        let begun = tokio::time::Instant::now();
+        while begun.elapsed() < NEWS {
+            match self.client.get_job(v1::GetJobRequest { id: self.job }).await {
+                Ok(job) if wait::is_over(job.get_ref().state()) => {
+                    say(format_args!("carrel: {}", wait::ending(job.get_ref())));
+                    return true;
+                }
+                Ok(_) => {}
+                Err(status) => return status.code() == tonic::Code::NotFound,
+            }
+            tokio::time::sleep(STEP).await;
+        }
+        false
+    }
+
+    fn say_it_stays(&self, why: &str) {
+        let name = &self.session.name;
+        say(format_args!(
+            "carrel: {why}; job {} goes on until its deadline: `carrel ssh {name}` returns to it, `carrel stop {name}` ends it",
+            self.job
+        ));
+    }
+}

@@ -1,0 +1,93 @@
+//! `carrel explain`: why a job waits.
+
+use carrel_proto::v1;
+
+use crate::context::{Context, JobOrSession};
+use crate::error::Result;
+use crate::output::visible;
+use crate::{output, units, view};
+
+/// Say why a job waits, or why it is where it is.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = "Examples:\n  carrel explain dev\n  carrel explain 17")]
+pub struct ExplainArgs {
+    /// Session name, or job id
+    #[arg(value_name = "NAME|JOB", add = super::completion::sessions())]
+    pub what: JobOrSession,
+}
+
+/// Runs the verb.
+pub async fn run(context: &Context, args: ExplainArgs) -> Result<u8> {
+    let mut client = context.client().await?;
+    let id = args.what.job_id(&mut client).await?;
+    let why = client.explain_job(v1::GetJobRequest { id }).await?.into_inner();
+    if context.json() {
+        output::json(&view::Explanation::from(why))?;
+    } else {
+        output::text(text(&why))?;
+    }
+    Ok(0)
+}
+
+fn text(why: &v1::Explanation) -> String {
+    let mut text = visible(&why.summary) + "\n";
+    for refusal in &why.refusals {
+        let hosts = if refusal.hosts == 1 {
+            "1 node".to_owned()
+        } else {
+            format!("{} nodes", refusal.hosts)
+        };
+        text += &format!("  {hosts}: {}\n", visible(&refusal.reason));
+    }
+    if !why.ahead.is_empty() {
+        const SHOWN: usize = 20;
+        let ids: Vec<_> = why.ahead.iter().take(SHOWN).map(u64::to_string).collect();
+        let more = if why.ahead.len() > SHOWN {
+            format!(" and {} more", why.ahead.len() - SHOWN)
+        } else {
+            String::new()
+        };
+        text += &format!("In front: {}{more}\n", ids.join(", "));
+    }
+    if let Some(start) = why.latest_start_ms {
+        text += &format!("Starts by {} at the latest\n", units::rfc3339(start));
+    }
+    if !why.nearest.is_empty() {
+        text += &format!("Would fit now: {}\n", visible(&why.nearest));
+    }
+    if !why.worst_links.is_empty() {
+        text += &format!(
+            "Slowest link among its GPUs: {}\n",
+            visible(&why.worst_links.join(", "))
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_explanation_in_full() {
+        let why = v1::Explanation {
+            job: None,
+            summary: "It waits for 4 NVLink-joined GPUs.".into(),
+            refusals: vec![v1::Refusal {
+                reason: "fewer than 4 free GPUs".into(),
+                hosts: 1,
+            }],
+            ahead: vec![3, 5],
+            latest_start_ms: Some(0),
+            nearest: "2 GPUs on h100-01".into(),
+            worst_links: vec![],
+        };
+        insta::assert_snapshot!(text(&why), @r"
+        It waits for 4 NVLink-joined GPUs.
+          1 node: fewer than 4 free GPUs
+        In front: 3, 5
+        Starts by 1970-01-01T00:00:00Z at the latest
+        Would fit now: 2 GPUs on h100-01
+        ");
+    }
+}

@@ -1,0 +1,156 @@
+//! `carrel login`: signing in to a cluster.
+
+use std::io::IsTerminal as _;
+use std::path::PathBuf;
+
+use carrel_proto::v1;
+use rustls::pki_types::CertificateDer;
+
+use crate::config::{Credential, Credentials};
+use crate::connect::{self, Address};
+use crate::context::Context;
+use crate::error::{CliError, Context as _, Result};
+use crate::terminal::{ask_secret, confirm, say};
+use crate::{output, tls, view};
+
+/// Sign in to a cluster.
+///
+/// Keeps the broker's address, a token and the broker's certificate authority in
+/// ~/.config/carrel/credentials.toml, readable by you only, and makes this cluster the default.
+/// Tokens come from `carrel token create`, or from your administrator.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = "Examples:\n  \
+    carrel login https://head:7070                    asks for the token\n  \
+    carrel login https://head:7070 --token - < token.txt\n  \
+    carrel login https://head:7070 --fingerprint sha256:9f86d0…")]
+pub struct LoginArgs {
+    /// The broker: https://host:port
+    #[arg(value_name = "ADDRESS")]
+    pub address: Address,
+    /// The token; - reads it from stdin
+    #[arg(long, value_name = "TOKEN", env = "CARREL_TOKEN", hide_env_values = true)]
+    pub token: Option<String>,
+    /// The broker's certificate authority, PEM
+    #[arg(long, value_name = "FILE", conflicts_with = "fingerprint")]
+    pub ca: Option<PathBuf>,
+    /// Fingerprint of the broker's certificate authority, as its administrator tells it
+    #[arg(long, value_name = "sha256:HEX")]
+    pub fingerprint: Option<String>,
+}
+
+/// Runs the verb.
+pub async fn run(context: &Context, args: LoginArgs) -> Result<u8> {
+    let mut credentials = Credentials::load()?;
+    let mut client = match &args.address {
+        Address::Unix(_) => {
+            let client = connect::connect(&args.address).await?;
+            credentials.default = Some(args.address.to_string());
+            client
+        }
+        Address::Tls(url) => {
+            let ca = authority(url, &args, credentials.brokers.get(url)).await?;
+            let credential = Credential {
+                token: token(&args)?,
+                ca,
+            };
+            let client = connect::connect_tls(url, &credential).await?;
+            credentials.brokers.insert(url.clone(), credential);
+            credentials.default = Some(url.clone());
+            client
+        }
+    };
+    let cluster = client.get_cluster(v1::GetClusterRequest {}).await?.into_inner();
+    let path = credentials.save()?;
+    let user = cluster.user.clone().unwrap_or_default();
+    if context.json() {
+        output::json(&view::User::from(user))?;
+    } else {
+        let name = if cluster.name.is_empty() {
+            &cluster.id
+        } else {
+            &cluster.name
+        };
+        say(format_args!(
+            "carrel: signed in to {name} as {}; kept in {}",
+            user.name,
+            path.display()
+        ));
+    }
+    Ok(0)
+}
+
+fn token(args: &LoginArgs) -> Result<String> {
+    let token = match args.token.as_deref() {
+        Some("-") => std::io::read_to_string(std::io::stdin()).context("cannot read stdin")?,
+        Some(token) => token.to_owned(),
+        None if std::io::stdin().is_terminal() => ask_secret("Token: ").context("cannot read the token")?,
+        None => {
+            return Err(CliError::usage("a token is needed")
+                .hint("--token TOKEN, or --token - to read it from stdin"));
+        }
+    };
+    let token = token.trim().to_owned();
+    if token.is_empty() {
+        return Err(CliError::usage("the token is empty"));
+    }
+    Ok(token)
+}
+
+/// The broker's authority, PEM: from a file, by its fingerprint, as before, or as the person confirms.
+async fn authority(url: &str, args: &LoginArgs, kept: Option<&Credential>) -> Result<String> {
+    if let Some(path) = &args.ca {
+        return std::fs::read_to_string(path).context(format_args!("cannot read {}", path.display()));
+    }
+    if args.fingerprint.is_none()
+        && let Some(kept) = kept
+    {
+        return Ok(kept.ca.clone());
+    }
+    let shown = tls::certificates_of(url).await?;
+    if let Some(wanted) = &args.fingerprint {
+        let wanted = normal(wanted);
+        return shown
+            .iter()
+            .find(|c| tls::fingerprint(c) == wanted)
+            .map(tls::pem)
+            .ok_or_else(|| {
+                CliError::failed(format!(
+                    "{url} shows no certificate with that fingerprint, but {}",
+                    listed(&shown)
+                ))
+                .hint("do not go on unless you know why: somebody may be in between")
+            });
+    }
+    let authority = shown
+        .last()
+        .ok_or_else(|| CliError::failed(format!("{url} shows no certificate")))?;
+    let fingerprint = tls::fingerprint(authority);
+    if !std::io::stdin().is_terminal() {
+        return Err(
+            CliError::usage(format!("the certificate authority of {url} is not known")).hint(format!(
+                "if {fingerprint} is its fingerprint, add --fingerprint {fingerprint}"
+            )),
+        );
+    }
+    say(format_args!(
+        "The certificate authority of {url} has the fingerprint\n  {fingerprint}"
+    ));
+    if !confirm("Is that what your administrator says?") {
+        return Err(CliError::failed("not signed in"));
+    }
+    Ok(tls::pem(authority))
+}
+
+fn normal(fingerprint: &str) -> String {
+    let text = fingerprint.trim().to_ascii_lowercase();
+    let hex: String = text
+        .trim_start_matches("sha256:")
+        .chars()
+        .filter(|c| *c != ':')
+        .collect();
+    format!("sha256:{hex}")
+}
+
+fn listed(shown: &[CertificateDer<'_>]) -> String {
+    shown.iter().map(tls::fingerprint).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,50 @@
+//! The verbs, one a file.
+
+pub mod alloc;
+pub mod completion;
+pub mod explain;
+pub mod extend;
+pub mod key;
+pub mod login;
+pub mod node;
+pub mod nodes;
+pub mod open;
+pub mod proxy;
+pub mod ps;
+pub mod rm;
+pub mod show;
+pub mod ssh;
+pub mod stop;
+pub mod token;
+pub mod up;
+pub mod user;
+pub mod version;
+
+use crate::cli::Command;
+use crate::context::Context;
+use crate::error::Result;
+
+/// Runs a verb. Returns the program's exit code.
+pub async fn run(context: &Context, command: Command) -> Result<u8> {
+    match command {
+        Command::Alloc(args) => alloc::run(context, args).await,
+        Command::Open(args) => open::run(context, args).await,
+        Command::Ssh(args) => ssh::run(context, args).await,
+        Command::Ps(args) => ps::run(context, args).await,
+        Command::Show(args) => show::run(context, args).await,
+        Command::Nodes(args) => nodes::run(context, args).await,
+        Command::Explain(args) => explain::run(context, args).await,
+        Command::Extend(args) => extend::run(context, args).await,
+        Command::Stop(args) => stop::run(context, args).await,
+        Command::Rm(args) => rm::run(context, args).await,
+        Command::Login(args) => login::run(context, args).await,
+        Command::Up(args) => up::run(context, args).await,
+        Command::Node(args) => node::run(context, args).await,
+        Command::Token(args) => token::run(context, args).await,
+        Command::Key(args) => key::run(context, args).await,
+        Command::User(args) => user::run(context, args).await,
+        Command::Proxy(args) => proxy::run(context, args).await,
+        Command::Completion(args) => completion::run(args),
+        Command::Version(args) => version::run(context, args).await,
+    }
+}

@@ -1,0 +1,119 @@
+//! `carrel node`: the cluster's nodes, for administrators.
+
+use std::time::Duration;
+
+use carrel_proto::v1;
+use clap::Subcommand;
+use serde::Serialize;
+
+use crate::context::Context;
+use crate::error::Result;
+use crate::terminal::say;
+use crate::{output, units, view};
+
+/// Administer nodes.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = "Examples:\n  \
+    carrel node token                       how a new host joins\n  \
+    carrel node drain h100-07 --reason 'GPU 3: ECC errors'")]
+pub struct NodeArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: NodeCommand,
+}
+
+/// What is done to nodes.
+#[derive(Clone, Debug, Subcommand)]
+pub enum NodeCommand {
+    /// Make a one-time token with which a host becomes a node
+    Token {
+        /// The only node name that it is good for
+        #[arg(value_name = "NODE")]
+        node: Option<String>,
+        /// How long it is good for
+        #[arg(long, value_name = "TIME", value_parser = units::parse_time, default_value = "1h")]
+        ttl: Duration,
+    },
+    /// Start nothing new on a node; what runs goes on
+    Drain {
+        /// Node
+        #[arg(value_name = "NODE")]
+        node: String,
+        /// Why, for those who ask
+        #[arg(long, value_name = "TEXT", default_value = "")]
+        reason: String,
+    },
+    /// Take a drained node back into use
+    Resume {
+        /// Node
+        #[arg(value_name = "NODE")]
+        node: String,
+    },
+    /// Revoke a node's certificates and forget it
+    Remove {
+        /// Node
+        #[arg(value_name = "NODE")]
+        node: String,
+    },
+}
+
+/// What `node token --output json` prints.
+#[derive(Debug, Serialize)]
+struct NodeToken {
+    token: String,
+    expires: String,
+    ca_fingerprint: String,
+    broker: String,
+}
+
+/// Runs the verb.
+pub async fn run(context: &Context, args: NodeArgs) -> Result<u8> {
+    let (name, action, reason) = match args.command {
+        NodeCommand::Token { node, ttl } => return token(context, node.unwrap_or_default(), ttl).await,
+        NodeCommand::Drain { node, reason } => (node, v1::NodeAction::Drain, reason),
+        NodeCommand::Resume { node } => (node, v1::NodeAction::Resume, String::new()),
+        NodeCommand::Remove { node } => (node, v1::NodeAction::Remove, String::new()),
+    };
+    let mut client = context.client().await?;
+    let request = v1::UpdateNodeRequest {
+        name,
+        action: action.into(),
+        reason,
+    };
+    let node = client.update_node(request).await?.into_inner();
+    if context.json() {
+        output::json(&view::Node::from(node))?;
+    } else if action == v1::NodeAction::Remove {
+        say(format_args!("carrel: node {} is removed", node.name));
+    } else {
+        say(format_args!("carrel: node {} is {}", node.name, node.state));
+    }
+    Ok(0)
+}
+
+async fn token(context: &Context, node: String, ttl: Duration) -> Result<u8> {
+    let mut client = context.client().await?;
+    let request = v1::CreateNodeTokenRequest {
+        node,
+        ttl_s: ttl.as_secs(),
+    };
+    let made = client.create_node_token(request).await?.into_inner();
+    if context.json() {
+        output::json(&NodeToken {
+            token: made.token,
+            expires: units::rfc3339(made.expires_ms),
+            ca_fingerprint: made.ca_fingerprint,
+            broker: made.broker,
+        })?;
+        return Ok(0);
+    }
+    say(format_args!(
+        "carrel: once, until {}, as root on the new node:",
+        units::rfc3339(made.expires_ms)
+    ));
+    output::text(format_args!(
+        "carrel-node join --broker {} --token {} --ca-fingerprint {}\n",
+        made.broker, made.token, made.ca_fingerprint
+    ))?;
+    Ok(0)
+}

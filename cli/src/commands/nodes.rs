@@ -1,0 +1,89 @@
+//! `carrel nodes`: the cluster's nodes.
+
+use std::collections::BTreeMap;
+
+use carrel_proto::v1;
+
+use crate::context::Context;
+use crate::error::Result;
+use crate::{output, units, view};
+
+/// List the cluster's nodes.
+#[derive(Clone, Debug, clap::Args)]
+#[command(
+    after_help = "Examples:\n  carrel nodes\n  carrel nodes --output json | jq 'map(.gpus_free) | add'"
+)]
+pub struct NodesArgs {}
+
+/// Runs the verb.
+pub async fn run(context: &Context, _args: NodesArgs) -> Result<u8> {
+    let mut client = context.client().await?;
+    let nodes = client
+        .list_nodes(v1::ListNodesRequest {})
+        .await?
+        .into_inner()
+        .nodes;
+    if context.json() {
+        output::json(&nodes.into_iter().map(view::Node::from).collect::<Vec<_>>())?;
+        return Ok(0);
+    }
+    if nodes.is_empty() {
+        crate::terminal::say(
+            "carrel: there are no nodes yet; `carrel node token` says how a host becomes one",
+        );
+        return Ok(0);
+    }
+    output::text(output::table(
+        ["NODE", "STATE", "GPUS FREE", "CPUS FREE", "MEMORY FREE", "REASON"],
+        nodes.iter().map(row),
+    ))?;
+    Ok(0)
+}
+
+fn row(node: &v1::Node) -> [String; 6] {
+    let inventory = node.inventory.clone().unwrap_or_default();
+    let cpus = format!(
+        "{}/{}",
+        inventory.cpus.saturating_sub(node.cpus_held),
+        inventory.cpus
+    );
+    let free = inventory.memory_bytes.saturating_sub(node.memory_held);
+    let memory = format!("{}/{}", units::bytes(free), units::bytes(inventory.memory_bytes));
+    let mut reasons = vec![node.reason.clone(), inventory.gpu_note.clone()];
+    let mut drained = inventory.gpus.iter().filter(|gpu| !gpu.drained.is_empty());
+    if let Some(first) = drained.next() {
+        reasons.push(format!("GPU {}: {}", first.index, first.drained));
+        match drained.count() {
+            0 => {}
+            more => reasons.push(format!("{more} more GPUs drained, see --output json")),
+        }
+    }
+    reasons.retain(|reason| !reason.is_empty());
+    [
+        node.name.clone(),
+        node.state.clone(),
+        gpus(node, &inventory),
+        cpus,
+        memory,
+        reasons.join("; "),
+    ]
+}
+
+/// "4/8 H100 80GB HBM3"; models in turn where there are several.
+fn gpus(node: &v1::Node, inventory: &v1::Inventory) -> String {
+    let holders = node.gpu_jobs.iter().copied().chain(std::iter::repeat(0));
+    let mut models: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
+    for (gpu, job) in inventory.gpus.iter().zip(holders) {
+        let (free, total) = models.entry(gpu.model.trim_start_matches("NVIDIA ")).or_default();
+        *total += 1;
+        *free += usize::from(job == 0 && gpu.drained.is_empty());
+    }
+    if models.is_empty() {
+        return "none".into();
+    }
+    models
+        .iter()
+        .map(|(model, (free, total))| format!("{free}/{total} {model}"))
+        .collect::<Vec<_>>()
+        .join(", ")
+}

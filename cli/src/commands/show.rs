@@ -1,0 +1,121 @@
+//! `carrel show`: everything about a session or a job.
+
+use std::time::Duration;
+
+use carrel_proto::v1;
+
+use crate::context::{Context, Found, JobOrSession};
+use crate::error::Result;
+use crate::ssh::alias;
+use crate::{grant, output, units, view};
+
+/// Show a session or a job.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = "Examples:\n  carrel show dev\n  carrel show 17 --output json")]
+pub struct ShowArgs {
+    /// Session name, or job id
+    #[arg(value_name = "NAME|JOB", add = super::completion::sessions())]
+    pub what: JobOrSession,
+}
+
+/// Runs the verb.
+pub async fn run(context: &Context, args: ShowArgs) -> Result<u8> {
+    let mut client = context.client().await?;
+    match (args.what.find(&mut client).await?, context.json()) {
+        (Found::Job(job), true) => output::json(&view::Job::from(*job))?,
+        (Found::Job(job), false) => output::text(output::fields(job_fields(&job)))?,
+        (Found::Session(session), true) => output::json(&view::Session::from(*session))?,
+        (Found::Session(session), false) => output::text(session_text(&session))?,
+    }
+    Ok(0)
+}
+
+/// A session and its job, for people.
+pub fn session_text(session: &v1::Session) -> String {
+    let mut fields = vec![
+        ("session", session.name.clone()),
+        ("user", session.user.clone()),
+        ("session state", view::session_state(session.state()).to_owned()),
+        ("session reason", session.reason.clone()),
+        ("created", units::rfc3339(session.created_ms)),
+        ("ssh alias", alias::name_of(&session.name)),
+        (
+            "kept",
+            if session.ephemeral {
+                "no, removed at its end".into()
+            } else {
+                String::new()
+            },
+        ),
+    ];
+    match &session.job {
+        Some(job) => fields.extend(job_fields(job).into_iter().filter(|(name, _)| *name != "user")),
+        None => fields.push(("image", session.image.clone())),
+    }
+    output::fields(fields)
+}
+
+fn job_fields(job: &v1::Job) -> Vec<(&'static str, String)> {
+    let time = |ms: Option<i64>| ms.map(units::rfc3339).unwrap_or_default();
+    let limit = Duration::from_secs(job.time_limit_s);
+    let models: std::collections::BTreeSet<&str> = job
+        .nodes
+        .iter()
+        .flat_map(|node| &node.gpus)
+        .map(|gpu| gpu.model.as_str())
+        .collect();
+    let queue = if job.queue_position > 0 {
+        units::ordinal(job.queue_position)
+    } else {
+        String::new()
+    };
+    vec![
+        ("job", job.id.to_string()),
+        ("name", job.name.clone()),
+        ("user", job.user.clone()),
+        ("state", view::job_state(job.state()).to_owned()),
+        ("reason", job.reason.clone()),
+        ("place in queue", queue),
+        ("asked for", job.request.as_ref().map(asked).unwrap_or_default()),
+        ("holds", grant::describe(job, &[])),
+        ("GPU model", models.into_iter().collect::<Vec<_>>().join(", ")),
+        ("image", job.image.clone()),
+        (
+            "time limit",
+            if limit.is_zero() {
+                String::new()
+            } else {
+                units::clock(limit)
+            },
+        ),
+        ("submitted", units::rfc3339(job.submitted_ms)),
+        ("started", time(job.started_ms)),
+        ("deadline", time(job.deadline_ms)),
+        ("ended", time(job.ended_ms)),
+        (
+            "exit code",
+            job.exit_code.map(|code| code.to_string()).unwrap_or_default(),
+        ),
+    ]
+}
+
+fn asked(request: &v1::ResourceRequest) -> String {
+    let mut text = match request.nodes {
+        0 | 1 => String::new(),
+        nodes => format!("{nodes} nodes, each "),
+    };
+    if request.gpus_per_node > 0 {
+        let model = if request.gpu_model.is_empty() {
+            String::new()
+        } else {
+            format!("{} ", request.gpu_model)
+        };
+        let nvlink = if request.nvlink { " joined by NVLink" } else { "" };
+        text += &format!("{} {model}GPUs{nvlink}, ", request.gpus_per_node);
+    }
+    text + &format!(
+        "{} CPUs, {}",
+        request.cpus_per_node,
+        units::bytes(request.memory_bytes_per_node)
+    )
+}

@@ -1,0 +1,72 @@
+//! `carrel stop`: the end of sessions' jobs.
+
+use carrel_proto::v1;
+
+use crate::connect::Client;
+use crate::context::{Context, Found, JobOrSession};
+use crate::error::{CliError, Result};
+use crate::terminal::{say, show_error};
+use crate::{output, view, wait};
+
+/// End sessions' jobs; the sessions and what they keep stay.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = "Examples:\n  carrel stop dev\n  carrel stop 17 exp-1 exp-2")]
+pub struct StopArgs {
+    /// Session names, or job ids
+    #[arg(value_name = "NAME|JOB", required = true, add = super::completion::sessions())]
+    pub what: Vec<JobOrSession>,
+}
+
+/// Runs the verb: each one, whatever happens to the others.
+pub async fn run(context: &Context, args: StopArgs) -> Result<u8> {
+    let mut client = context.client().await?;
+    let mut stopped = Vec::new();
+    let mut failure: Option<CliError> = None;
+    for what in &args.what {
+        match stop(&mut client, what).await {
+            Ok(session) => {
+                if !context.json() {
+                    say(format_args!(
+                        "carrel: session {} is {}",
+                        session.name,
+                        state(&session)
+                    ));
+                }
+                stopped.push(session);
+            }
+            Err(error) => {
+                if let Some(earlier) = failure.replace(error) {
+                    show_error(&earlier);
+                }
+            }
+        }
+    }
+    if context.json() {
+        output::json(&stopped.into_iter().map(view::Session::from).collect::<Vec<_>>())?;
+    }
+    failure.map_or(Ok(0), Err)
+}
+
+fn state(session: &v1::Session) -> String {
+    view::session_state(session.state()).to_lowercase()
+}
+
+async fn stop(client: &mut Client, what: &JobOrSession) -> Result<v1::Session> {
+    let request = match what.find(client).await? {
+        Found::Job(job) if job.session == 0 => {
+            return Err(CliError::failed(format!("job {} is no session's", job.id)));
+        }
+        Found::Job(job) if wait::is_over(job.state()) => {
+            return Err(CliError::failed(format!("{} already", wait::ending(&job))));
+        }
+        Found::Job(job) => v1::StopSessionRequest {
+            name: format!("#{}", job.session),
+            job: job.id,
+        },
+        Found::Session(session) => v1::StopSessionRequest {
+            name: wait::id_of(&session),
+            job: 0,
+        },
+    };
+    Ok(client.stop_session(request).await?.into_inner())
+}

@@ -1,0 +1,241 @@
+//! What every command needs: the global options, the config, and the way to the broker.
+
+use std::path::PathBuf;
+
+use carrel_proto::v1;
+
+use crate::config::Config;
+use crate::connect::{self, Address, Client};
+use crate::error::{CliError, Context as _, Kind, Result};
+use crate::output::Format;
+use crate::paths;
+
+/// Options that every command takes.
+#[derive(Clone, Debug, clap::Args)]
+pub struct GlobalArgs {
+    /// The broker: unix:/path/to/broker.sock or https://host:port
+    #[arg(
+        long,
+        global = true,
+        env = "CARREL_BROKER",
+        value_name = "ADDRESS",
+        help_heading = "Global options"
+    )]
+    pub broker: Option<Address>,
+    /// How data is printed
+    #[arg(
+        long,
+        global = true,
+        value_enum,
+        default_value_t,
+        value_name = "FORMAT",
+        help_heading = "Global options"
+    )]
+    pub output: Format,
+}
+
+/// The global options and the user's config.
+#[derive(Debug)]
+pub struct Context {
+    globals: GlobalArgs,
+    /// The user's config.
+    pub config: Config,
+}
+
+impl Context {
+    /// Reads the config.
+    pub fn load(globals: GlobalArgs) -> Result<Self> {
+        Ok(Self {
+            globals,
+            config: Config::load()?,
+        })
+    }
+
+    /// Print JSON.
+    pub fn json(&self) -> bool {
+        match self.globals.output {
+            Format::Json => true,
+            Format::Text => false,
+        }
+    }
+
+    /// Where the broker is.
+    pub fn address(&self) -> Result<Address> {
+        connect::find(self.globals.broker.as_ref(), &self.config)
+    }
+
+    /// Connects to the broker.
+    pub async fn client(&self) -> Result<Client> {
+        connect::connect(&self.address()?).await
+    }
+
+    /// The user's SSH config file: `--ssh-config`, `CARREL_SSH_CONFIG`, the config, `~/.ssh/config`.
+    pub fn ssh_config(&self, flag: Option<PathBuf>) -> Result<PathBuf> {
+        match flag.or_else(|| self.config.ssh_config.clone()) {
+            Some(path) => Ok(path),
+            None => Ok(paths::home()?.join(".ssh/config")),
+        }
+    }
+}
+
+/// This program's own path, for aliases and child processes.
+pub fn carrel() -> Result<PathBuf> {
+    std::env::current_exe().context("cannot find this program's own path")
+}
+
+/// A session, and a rank of its gang: `dev`, `dev.1`, `dev:1`, `dev.alice` (another user's), `dev.alice:1`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// As the broker wants it.
+    pub session: String,
+    /// Rank; 0 when none is named.
+    pub rank: u32,
+}
+
+impl std::str::FromStr for Member {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (session, rank) = match text.rsplit_once([':', '.']) {
+            Some((session, rank)) if !rank.is_empty() && rank.bytes().all(|b| b.is_ascii_digit()) => {
+                (session, rank.parse().map_err(|_| format!("{rank} is no rank"))?)
+            }
+            Some(_) | None => (text, 0),
+        };
+        Ok(Self {
+            session: parse_session(session)?,
+            rank,
+        })
+    }
+}
+
+/// Checks what names a session: `dev`, `dev.alice`, `#12`.
+pub fn parse_session(text: &str) -> Result<String, String> {
+    if let Some(id) = text.strip_prefix('#') {
+        return id
+            .parse::<u64>()
+            .map(|_| text.to_owned())
+            .map_err(|_| format!("{text} is no session id"));
+    }
+    let (name, user) = text
+        .split_once('.')
+        .map_or((text, None), |(name, user)| (name, Some(user)));
+    name.parse::<carrel_core::model::ids::SessionName>()
+        .map_err(|e| e.to_string())?;
+    if let Some(user) = user {
+        user.parse::<carrel_core::model::ids::UserName>()
+            .map_err(|e| e.to_string())?;
+    }
+    Ok(text.to_owned())
+}
+
+/// Checks the name of a session to be made.
+pub fn parse_new_session(text: &str) -> Result<String, String> {
+    text.parse::<carrel_core::model::ids::SessionName>()
+        .map(|_| text.to_owned())
+        .map_err(|e| e.to_string())
+}
+
+/// What names a job: its id, or a session.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum JobOrSession {
+    /// A job id, or else a session whose name has only digits.
+    Number(u64),
+    /// A session.
+    Session(String),
+}
+
+impl std::str::FromStr for JobOrSession {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.parse() {
+            Ok(id) => Ok(Self::Number(id)),
+            Err(_) => parse_session(text).map(Self::Session),
+        }
+    }
+}
+
+/// What a [`JobOrSession`] was found to be.
+pub enum Found {
+    /// A job by its id.
+    Job(Box<v1::Job>),
+    /// A session by its name.
+    Session(Box<v1::Session>),
+}
+
+impl JobOrSession {
+    /// Asks the broker.
+    pub async fn find(&self, client: &mut Client) -> Result<Found> {
+        let name = match self {
+            Self::Number(id) => match client.get_job(v1::GetJobRequest { id: *id }).await {
+                Ok(job) => return Ok(Found::Job(Box::new(job.into_inner()))),
+                Err(status) if status.code() == tonic::Code::NotFound => id.to_string(),
+                Err(status) => return Err(status.into()),
+            },
+            Self::Session(name) => name.clone(),
+        };
+        match client
+            .get_session(v1::GetSessionRequest { name: name.clone() })
+            .await
+        {
+            Ok(session) => Ok(Found::Session(Box::new(session.into_inner()))),
+            Err(status) if status.code() == tonic::Code::NotFound => match self {
+                Self::Number(id) => Err(CliError::new(
+                    Kind::NotFound,
+                    format!("there is no job or session {id}"),
+                )
+                .hint("`carrel ps` lists yours")),
+                Self::Session(_) => Err(no_session(&name, status)),
+            },
+            Err(status) => Err(status.into()),
+        }
+    }
+
+    /// The id of the job, or of the session's live or last one.
+    pub async fn job_id(&self, client: &mut Client) -> Result<u64> {
+        match self.find(client).await? {
+            Found::Job(job) => Ok(job.id),
+            Found::Session(session) => session
+                .job
+                .as_ref()
+                .map(|job| job.id)
+                .ok_or_else(|| CliError::failed(format!("session {} has had no job yet", session.name))),
+        }
+    }
+}
+
+/// The broker knows no such session; its own hint, if it has one, is better than ours.
+pub fn no_session(name: &str, status: tonic::Status) -> CliError {
+    let mut error = CliError::from(status);
+    if error.kind == Kind::NotFound && error.hint.is_none() {
+        error.hint = Some(format!(
+            "`carrel ps` lists your sessions; `carrel open {name}` makes one"
+        ));
+    }
+    error
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_of_gangs() {
+        let member = |session: &str, rank| {
+            Ok(Member {
+                session: session.into(),
+                rank,
+            })
+        };
+        assert_eq!("dev".parse(), member("dev", 0));
+        assert_eq!("dev.1".parse(), member("dev", 1));
+        assert_eq!("dev:12".parse(), member("dev", 12));
+        assert_eq!("dev.alice".parse(), member("dev.alice", 0));
+        assert_eq!("dev.alice:1".parse(), member("dev.alice", 1));
+        assert_eq!("#7:1".parse(), member("#7", 1));
+        for bad in ["", "Dev", "-x", "dev:", "dev.99999999999", "#x", "a b", "dev/.."] {
+            assert!(bad.parse::<Member>().is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! What an allocation holds, in one line.
+
+use std::time::Duration;
+
+use carrel_proto::v1;
+
+use crate::connect::Client;
+use crate::output::visible;
+use crate::progress::Progress;
+use crate::units;
+
+/// The line is for people; nothing waits for it longer.
+const PATIENCE: Duration = Duration::from_millis(300);
+
+/// Says what a session was granted.
+pub async fn announce(client: &mut Client, session: &v1::Session, progress: &mut Progress) {
+    let Some(job) = &session.job else { return };
+    let explained =
+        tokio::time::timeout(PATIENCE, client.explain_job(v1::GetJobRequest { id: job.id })).await;
+    let links = match explained {
+        Ok(Ok(why)) => why.into_inner().worst_links,
+        Ok(Err(_)) | Err(_) => Vec::new(),
+    };
+    progress.say(format_args!(
+        "Granted job allocation {}: {}",
+        job.id,
+        describe(job, &links)
+    ));
+}
+
+/// "h100-01 GPUs 0-3 (NV18, exclusive)".
+pub fn describe(job: &v1::Job, worst_links: &[String]) -> String {
+    let mut text = holdings(job);
+    let mut classes: Vec<&str> = Vec::new();
+    for link in worst_links
+        .iter()
+        .map(String::as_str)
+        .chain([job.isolation.as_str()])
+    {
+        if !link.is_empty() && !classes.contains(&link) {
+            classes.push(link);
+        }
+    }
+    if !classes.is_empty() {
+        text += &visible(&format!(" ({})", classes.join(", ")));
+    }
+    text
+}
+
+/// "h100-01 GPUs 0-3, h100-02 GPUs 0-3"; CPUs and memory where there are no GPUs.
+pub fn holdings(job: &v1::Job) -> String {
+    let nodes = job.nodes.iter().map(|held| {
+        let indices: Vec<u32> = held.gpus.iter().map(|gpu| gpu.index).collect();
+        match indices.len() {
+            0 => format!(
+                "{} {} CPUs {}",
+                held.node,
+                held.cpus,
+                units::bytes(held.memory_bytes)
+            ),
+            1 => format!("{} GPU {}", held.node, indices[0]),
+            _ => format!("{} GPUs {}", held.node, units::ranges(&indices)),
+        }
+    });
+    nodes.collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_grant_in_one_line() {
+        let gpu = |index| v1::Gpu {
+            index,
+            ..Default::default()
+        };
+        let node = |node: &str, gpus: Vec<u32>| v1::NodeAllocation {
+            node: node.into(),
+            gpus: gpus.into_iter().map(gpu).collect(),
+            cpus: 8,
+            memory_bytes: 16 << 30,
+            progress: String::new(),
+        };
+        let mut job = v1::Job {
+            nodes: vec![node("h100-01", vec![0, 1, 2, 3])],
+            isolation: "exclusive".into(),
+            ..Default::default()
+        };
+        assert_eq!(
+            describe(&job, &["NV18".into()]),
+            "h100-01 GPUs 0-3 (NV18, exclusive)"
+        );
+        job.nodes = vec![node("a", vec![5]), node("b", vec![0, 2])];
+        assert_eq!(describe(&job, &[]), "a GPU 5, b GPUs 0,2 (exclusive)");
+        job = v1::Job {
+            nodes: vec![node("a", vec![])],
+            ..Default::default()
+        };
+        assert_eq!(describe(&job, &[]), "a 8 CPUs 16G");
+    }
+}

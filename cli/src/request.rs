@@ -1,0 +1,229 @@
+//! What a session is to be: the flags that `alloc` and `open` share.
+
+use std::time::Duration;
+
+use carrel_proto::v1;
+
+use crate::error::{CliError, Result};
+use crate::units::{self, GpuCount};
+
+/// Resources and image, in Slurm's spelling.
+#[derive(Clone, Debug, Default, clap::Args)]
+#[command(next_help_heading = "What to ask for")]
+pub struct RequestArgs {
+    /// Number of nodes [default: 1]
+    #[arg(short = 'N', long, value_name = "N", value_parser = units::parse_count, allow_hyphen_values = true)]
+    pub nodes: Option<u32>,
+    /// GPUs over all nodes, with a model if wanted: 4, h100:4
+    #[arg(short = 'G', long, value_name = "[MODEL:]K", value_parser = units::parse_gpus, allow_hyphen_values = true)]
+    pub gpus: Option<GpuCount>,
+    /// GPUs on each node
+    #[arg(long, value_name = "[MODEL:]K", value_parser = units::parse_gpus, conflicts_with = "gpus", allow_hyphen_values = true)]
+    pub gpus_per_node: Option<GpuCount>,
+    /// Part of the GPU model's name, such as h100 or a100-80gb
+    #[arg(long, value_name = "MODEL", value_parser = units::parse_model)]
+    pub gpu_model: Option<String>,
+    /// Every pair of a node's GPUs joined by NVLink
+    #[arg(long)]
+    pub nvlink: bool,
+    /// CPUs (hardware threads) on each node [default: by the GPUs]
+    #[arg(short = 'c', long, visible_alias = "cpus-per-task", value_name = "CPUS", value_parser = units::parse_count, allow_hyphen_values = true)]
+    pub cpus: Option<u32>,
+    /// Memory on each node: 64G; without a unit, in megabytes [default: by the GPUs]
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_size, allow_hyphen_values = true)]
+    pub mem: Option<u64>,
+    /// Time limit: minutes, HH:MM:SS, D-HH:MM, 4h, 90m [default: the cluster's]
+    #[arg(short = 't', long, value_name = "TIME", value_parser = units::parse_time, allow_hyphen_values = true)]
+    pub time: Option<Duration>,
+    /// Container image [default: the config's, or the cluster's]
+    #[arg(long, value_name = "IMAGE")]
+    pub image: Option<String>,
+}
+
+impl RequestArgs {
+    /// Nothing is asked for.
+    pub fn is_empty(&self) -> bool {
+        let Self {
+            nodes,
+            gpus,
+            gpus_per_node,
+            gpu_model,
+            nvlink,
+            cpus,
+            mem,
+            time,
+            image,
+        } = self;
+        let counts = nodes.or(*cpus).is_none() && gpus.is_none() && gpus_per_node.is_none();
+        counts && gpu_model.is_none() && !nvlink && mem.is_none() && time.is_none() && image.is_none()
+    }
+
+    /// `base` with what is asked for here changed. Zeros are the cluster's defaults.
+    pub fn over(&self, mut base: v1::SessionSpec) -> Result<v1::SessionSpec> {
+        let mut resources = base.resources.take().unwrap_or_default();
+        resources.nodes = self.nodes.unwrap_or(resources.nodes).max(1);
+        let nodes = resources.nodes;
+        let gpus = match (&self.gpus, &self.gpus_per_node) {
+            (Some(total), _) if total.count % nodes != 0 => {
+                return Err(CliError::usage(format!(
+                    "{} GPUs cannot be spread evenly over {nodes} nodes",
+                    total.count
+                ))
+                .hint("--gpus counts the GPUs of all nodes; --gpus-per-node those of each"));
+            }
+            (Some(total), _) => Some((total, total.count / nodes)),
+            (None, Some(each)) => Some((each, each.count)),
+            (None, None) => None,
+        };
+        if let Some((gpus, per_node)) = gpus {
+            resources.gpus_per_node = per_node;
+            resources.gpu_model.clone_from(&gpus.model);
+            // Other GPUs have other CPUs and memory near to them.
+            resources.cpus_per_node = 0;
+            resources.memory_bytes_per_node = 0;
+        }
+        if let Some(model) = &self.gpu_model {
+            let other = gpus
+                .map(|(gpus, _)| gpus.model.as_str())
+                .filter(|m| !m.is_empty() && m != model);
+            if let Some(other) = other {
+                return Err(CliError::usage(format!(
+                    "two GPU models are asked for: {other} and {model}"
+                )));
+            }
+            resources.gpu_model.clone_from(model);
+        }
+        resources.nvlink |= self.nvlink;
+        if resources.gpus_per_node == 0 && (self.nvlink || self.gpu_model.is_some()) {
+            let flag = if self.nvlink { "--nvlink" } else { "--gpu-model" };
+            return Err(
+                CliError::usage(format!("{flag} says something of GPUs, but none are asked for"))
+                    .hint("say how many, such as --gpus 4"),
+            );
+        }
+        resources.cpus_per_node = self.cpus.unwrap_or(resources.cpus_per_node);
+        resources.memory_bytes_per_node = self.mem.unwrap_or(resources.memory_bytes_per_node);
+        base.resources = Some(resources);
+        base.time_limit_s = self.time.map_or(base.time_limit_s, |time| time.as_secs());
+        if let Some(image) = &self.image {
+            if image.is_empty()
+                || image.len() > 512
+                || image.chars().any(|c| c.is_whitespace() || c.is_control())
+            {
+                return Err(CliError::usage(format!("{image:?} is no image reference")));
+            }
+            base.image.clone_from(image);
+        }
+        Ok(base)
+    }
+}
+
+/// What a session was last time.
+pub fn last_spec(session: &v1::Session) -> v1::SessionSpec {
+    let job = session.job.clone().unwrap_or_default();
+    v1::SessionSpec {
+        resources: job.request,
+        image: session.image.clone(),
+        time_limit_s: job.time_limit_s,
+        ..Default::default()
+    }
+}
+
+/// Fresh text for `OpenSessionRequest.request_key`.
+pub fn new_key() -> String {
+    format!("{:032x}", rand::random::<u128>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{Cli, Command};
+    use clap::Parser as _;
+
+    fn spec(line: &str) -> Result<v1::SessionSpec> {
+        let cli = Cli::try_parse_from(format!("carrel alloc {line}").split_whitespace()).expect(line);
+        match cli.command {
+            Command::Alloc(args) => args.request.over(v1::SessionSpec::default()),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn resources(line: &str) -> v1::ResourceRequest {
+        spec(line).unwrap().resources.unwrap()
+    }
+
+    #[test]
+    fn slurm_s_spellings() {
+        let r = resources("-N 2 --gpus-per-node=h100:8 -c 16 --mem 64G -t 4:00:00 --nvlink");
+        assert_eq!((r.nodes, r.gpus_per_node, r.cpus_per_node), (2, 8, 16));
+        assert_eq!(
+            (r.gpu_model.as_str(), r.nvlink, r.memory_bytes_per_node),
+            ("h100", true, 64 << 30)
+        );
+        assert_eq!(resources("-N2 -G 8").gpus_per_node, 4);
+        assert_eq!(resources("").nodes, 1);
+        assert_eq!(spec("-t 90").unwrap().time_limit_s, 5400);
+        assert_eq!(resources("--gpus 2 --gpu-model a100").gpu_model, "a100");
+    }
+
+    #[test]
+    fn contradictions_are_refused() {
+        for line in [
+            "-N 3 --gpus 4",
+            "--nvlink",
+            "--gpu-model h100",
+            "--gpus h100:4 --gpu-model a100",
+            "--image a\tb",
+        ] {
+            if line.contains('\t') {
+                let args = RequestArgs {
+                    image: Some("a\tb".into()),
+                    ..Default::default()
+                };
+                assert!(args.over(v1::SessionSpec::default()).is_err());
+            } else {
+                assert!(spec(line).is_err(), "{line}");
+            }
+        }
+        let parse = |line: &str| Cli::try_parse_from(format!("carrel alloc {line}").split_whitespace());
+        for line in [
+            "--gpus -1",
+            "--gpus 0",
+            "-N 0",
+            "-c -4",
+            "--mem -1",
+            "-t 0",
+            "--gpus 1e9",
+            "-N 4294967296",
+            "--gpus 1 --gpus-per-node 1",
+        ] {
+            assert!(parse(line).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn flags_change_what_a_session_was() {
+        let was = v1::SessionSpec {
+            resources: Some(v1::ResourceRequest {
+                nodes: 1,
+                gpus_per_node: 4,
+                cpus_per_node: 32,
+                ..Default::default()
+            }),
+            image: "torch".into(),
+            time_limit_s: 3600,
+            ..Default::default()
+        };
+        let args = RequestArgs {
+            gpus: Some(GpuCount {
+                model: String::new(),
+                count: 2,
+            }),
+            ..Default::default()
+        };
+        let now = args.over(was).unwrap();
+        assert_eq!((now.image.as_str(), now.time_limit_s), ("torch", 3600));
+        let resources = now.resources.unwrap();
+        assert_eq!((resources.gpus_per_node, resources.cpus_per_node), (2, 0));
+    }
+}

@@ -1,0 +1,67 @@
+//! Talking to the person: stderr, which may be gone, and is coloured only when it is a terminal.
+
+use std::io::{IsTerminal as _, Write as _};
+
+use crate::error::CliError;
+
+/// Writes a line to stderr. A closed stderr ends nothing: there is nobody to tell.
+pub fn say(line: impl std::fmt::Display) {
+    // Not eprintln!, which panics when the terminal has gone, and leaves GPUs behind.
+    drop(writeln!(std::io::stderr(), "{line}"));
+}
+
+/// Shows an error and its hint.
+pub fn show_error(error: &CliError) {
+    let (red, cyan, off) = if coloured() {
+        ("\x1b[1;31m", "\x1b[1;36m", "\x1b[0m")
+    } else {
+        ("", "", "")
+    };
+    say(format_args!("{red}error{off}: {}", error.message));
+    if let Some(hint) = &error.hint {
+        say(format_args!("{cyan}hint{off}: {hint}"));
+    }
+}
+
+/// Whether stderr is a terminal that likes colour (<https://no-color.org>).
+pub fn coloured() -> bool {
+    let refused = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
+    let dumb = std::env::var_os("TERM").is_some_and(|v| v == "dumb");
+    stderr_is_terminal() && !refused && !dumb
+}
+
+/// Whether a person watches stderr.
+pub fn stderr_is_terminal() -> bool {
+    std::io::stderr().is_terminal()
+}
+
+/// Whether a person is at both ends of a command.
+pub fn is_interactive() -> bool {
+    std::io::stdin().is_terminal() && std::io::stdout().is_terminal()
+}
+
+/// Asks a yes-or-no question on the terminal; anything but "y" and "yes" is no.
+pub fn confirm(question: &str) -> bool {
+    drop(write!(std::io::stderr(), "{question} [y/N] "));
+    let mut answer = String::new();
+    match std::io::stdin().read_line(&mut answer) {
+        Ok(_) => matches!(answer.trim().to_ascii_lowercase().as_str(), "y" | "yes"),
+        Err(_) => false,
+    }
+}
+
+/// Asks for a line that is not shown.
+pub fn ask_secret(question: &str) -> std::io::Result<String> {
+    use nix::sys::termios::{LocalFlags, SetArg, tcgetattr, tcsetattr};
+    let stdin = std::io::stdin();
+    let shown = tcgetattr(&stdin)?;
+    let mut hidden = shown.clone();
+    hidden.local_flags.remove(LocalFlags::ECHO);
+    drop(write!(std::io::stderr(), "{question}"));
+    tcsetattr(&stdin, SetArg::TCSANOW, &hidden)?;
+    let mut line = String::new();
+    let read = stdin.read_line(&mut line);
+    tcsetattr(&stdin, SetArg::TCSANOW, &shown)?;
+    say("");
+    read.map(|_| line)
+}

@@ -1,0 +1,373 @@
+//! Numbers, sizes and times as people write them: Slurm's spellings, and the
+//! short ones that everybody tries first (`4h`, `64GiB`).
+
+use std::time::Duration;
+
+/// Longest time limit that is taken for meant: ten years.
+const LONGEST: u64 = 10 * 366 * 24 * 3600;
+/// More nodes, GPUs or CPUs than this are a slip of the keyboard.
+pub const MOST: u32 = 1_000_000;
+
+/// A time limit: `30` (minutes), `MM:SS`, `HH:MM:SS`, `D-HH`, `D-HH:MM`, `D-HH:MM:SS`
+/// as in Slurm, or units: `2d`, `4h`, `90m`, `30s`, `1h30m`.
+pub fn parse_time(text: &str) -> Result<Duration, String> {
+    let seconds = seconds_of(text.trim())
+        .ok_or("a time is minutes (30), HH:MM:SS, D-HH:MM, or has units (4h, 90m, 1d12h)")?;
+    match seconds {
+        0 => Err("the time must be more than zero".into()),
+        1..=LONGEST => Ok(Duration::from_secs(seconds)),
+        _ => Err("the time is longer than ten years".into()),
+    }
+}
+
+/// Like [`parse_time`], with an optional leading '+', as in `extend dev +2h`.
+pub fn parse_extension(text: &str) -> Result<Duration, String> {
+    let text = text.trim();
+    parse_time(text.strip_prefix('+').unwrap_or(text))
+}
+
+fn seconds_of(text: &str) -> Option<u64> {
+    if let Some((days, rest)) = text.split_once('-') {
+        let days = number(days)?.checked_mul(86_400)?;
+        let parts = rest.split(':').map(number).collect::<Option<Vec<_>>>()?;
+        let within = match parts[..] {
+            [h] => h.checked_mul(3600)?,
+            [h, m] => h.checked_mul(3600)?.checked_add(m.checked_mul(60)?)?,
+            [h, m, s] => h
+                .checked_mul(3600)?
+                .checked_add(m.checked_mul(60)?)?
+                .checked_add(s)?,
+            _ => return None,
+        };
+        return days.checked_add(within);
+    }
+    if text.contains(':') {
+        let parts = text.split(':').map(number).collect::<Option<Vec<_>>>()?;
+        return match parts[..] {
+            [m, s] => m.checked_mul(60)?.checked_add(s),
+            [h, m, s] => h
+                .checked_mul(3600)?
+                .checked_add(m.checked_mul(60)?)?
+                .checked_add(s),
+            _ => None,
+        };
+    }
+    if let Some(minutes) = number(text) {
+        return minutes.checked_mul(60);
+    }
+    with_units(text)
+}
+
+/// `1d12h`, `90m`, `4h30`: no; every number has its unit, and units come once, largest first.
+fn with_units(text: &str) -> Option<u64> {
+    let mut total: u64 = 0;
+    let mut smallest = u64::MAX;
+    let mut rest = text;
+    while !rest.is_empty() {
+        let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
+        let count = number(&rest[..digits])?;
+        rest = &rest[digits..];
+        let letters = rest.bytes().take_while(u8::is_ascii_alphabetic).count();
+        let unit = match rest[..letters].to_ascii_lowercase().as_str() {
+            "w" => 7 * 86_400,
+            "d" | "day" | "days" => 86_400,
+            "h" | "hr" | "hour" | "hours" => 3600,
+            "m" | "min" | "minute" | "minutes" => 60,
+            "s" | "sec" | "second" | "seconds" => 1,
+            _ => return None,
+        };
+        if unit >= smallest {
+            return None;
+        }
+        smallest = unit;
+        rest = &rest[letters..];
+        total = total.checked_add(count.checked_mul(unit)?)?;
+    }
+    Some(total)
+}
+
+fn number(text: &str) -> Option<u64> {
+    if text.is_empty() || text.len() > 15 || !text.bytes().all(|b| b.is_ascii_digit()) {
+        return None;
+    }
+    text.parse().ok()
+}
+
+/// A size of memory in bytes: `64G`, `512M`, `64GiB`; without a unit, mebibytes, as in Slurm.
+/// All units are powers of 1024.
+pub fn parse_size(text: &str) -> Result<u64, String> {
+    const RULE: &str = "a size is a whole number with K, M, G or T (64G); without a unit it is in megabytes";
+    let text = text.trim();
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let count = number(&text[..digits]).ok_or(RULE)?;
+    let shift = match text[digits..].trim_start().to_ascii_lowercase().as_str() {
+        "k" | "kb" | "kib" => 10,
+        "" | "m" | "mb" | "mib" => 20,
+        "g" | "gb" | "gib" => 30,
+        "t" | "tb" | "tib" => 40,
+        _ => return Err(RULE.into()),
+    };
+    let bytes = count
+        .checked_mul(1 << shift)
+        .filter(|b| *b <= 1 << 50)
+        .ok_or("the size is absurd")?;
+    if bytes == 0 {
+        return Err("the size must be more than zero".into());
+    }
+    Ok(bytes)
+}
+
+/// A number of GPUs, with a model in front if wanted: `4`, `h100:4`; `gpu:` before either is Slurm's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GpuCount {
+    /// Part of the model's name; empty: any.
+    pub model: String,
+    /// How many.
+    pub count: u32,
+}
+
+/// Parses a [`GpuCount`].
+pub fn parse_gpus(text: &str) -> Result<GpuCount, String> {
+    let text = text.trim();
+    let text = text.strip_prefix("gpu:").unwrap_or(text);
+    let (model, count) = text.rsplit_once(':').unwrap_or(("", text));
+    let count = parse_count(count)
+        .map_err(|why| format!("GPUs are a number (4) or a model and a number (h100:4): {why}"))?;
+    Ok(GpuCount {
+        model: parse_model(model)?,
+        count,
+    })
+}
+
+/// Part of a GPU model's name; empty is allowed.
+pub fn parse_model(text: &str) -> Result<String, String> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || " -_.+()".contains(c);
+    if text.len() <= 80 && text.chars().all(plain) {
+        Ok(text.to_owned())
+    } else {
+        Err("a GPU model is part of its name, such as h100 or a100-80gb".into())
+    }
+}
+
+/// A count of at least one.
+pub fn parse_count(text: &str) -> Result<u32, String> {
+    match text.trim().parse::<i128>() {
+        Ok(n) if n < 0 => Err(format!("{n} is negative")),
+        Ok(0) => Err("it must be at least 1".into()),
+        Ok(n) if n <= i128::from(MOST) => Ok(n as u32),
+        Ok(_) => Err(format!("it is more than {MOST}")),
+        Err(_) => Err(format!("{text:?} is not a whole number")),
+    }
+}
+
+/// A point in time (Unix milliseconds) as RFC 3339 in UTC, to the second.
+pub fn rfc3339(millis: i64) -> String {
+    let seconds = millis.div_euclid(1000);
+    let (days, second) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
+    let (year, month, day) = civil(days);
+    let (h, m, s) = (second / 3600, second / 60 % 60, second % 60);
+    format!("{year:04}-{month:02}-{day:02}T{h:02}:{m:02}:{s:02}Z")
+}
+
+/// Year, month and day of a number of days since 1970-01-01
+/// (Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms", `civil_from_days`).
+fn civil(days: i64) -> (i64, i64, i64) {
+    let z = days + 719_468;
+    let era = z.div_euclid(146_097);
+    let day_of_era = z.rem_euclid(146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted_month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
+    let month = if shifted_month < 10 {
+        shifted_month + 3
+    } else {
+        shifted_month - 9
+    };
+    (year_of_era + era * 400 + i64::from(month <= 2), month, day)
+}
+
+/// A duration as squeue shows it: `MM:SS`, `H:MM:SS`, `D-HH:MM:SS`.
+pub fn clock(duration: Duration) -> String {
+    let s = duration.as_secs();
+    let (days, hours, minutes, seconds) = (s / 86_400, s / 3600 % 24, s / 60 % 60, s % 60);
+    match (days, hours) {
+        (0, 0) => format!("{minutes}:{seconds:02}"),
+        (0, _) => format!("{hours}:{minutes:02}:{seconds:02}"),
+        _ => format!("{days}-{hours:02}:{minutes:02}:{seconds:02}"),
+    }
+}
+
+/// Bytes for people: the largest unit in which it is at least 1, one decimal where it says something.
+pub fn bytes(count: u64) -> String {
+    let mut value = count as f64;
+    let mut unit = 0;
+    const UNITS: [&str; 6] = ["B", "K", "M", "G", "T", "P"];
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if value >= 100.0 || (value - value.round()).abs() < 0.05 {
+        format!("{value:.0}{}", UNITS[unit])
+    } else {
+        format!("{value:.1}{}", UNITS[unit])
+    }
+}
+
+/// Indices as ranges: 0-3,6.
+pub fn ranges(indices: &[u32]) -> String {
+    let mut sorted = indices.to_vec();
+    sorted.sort_unstable();
+    sorted.dedup();
+    let mut runs: Vec<(u32, u32)> = Vec::new();
+    for i in sorted {
+        match runs.last_mut() {
+            Some((_, last)) if *last + 1 == i => *last = i,
+            _ => runs.push((i, i)),
+        }
+    }
+    let text = runs
+        .iter()
+        .map(|(a, b)| if a == b { a.to_string() } else { format!("{a}-{b}") });
+    text.collect::<Vec<_>>().join(",")
+}
+
+/// 1st, 2nd, 3rd, 4th, 11th, 21st.
+pub fn ordinal(n: u32) -> String {
+    let ending = match (n % 100, n % 10) {
+        (11..=13, _) => "th",
+        (_, 1) => "st",
+        (_, 2) => "nd",
+        (_, 3) => "rd",
+        _ => "th",
+    };
+    format!("{n}{ending}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_read_as_slurm_reads_them() {
+        for (text, seconds) in [
+            ("30", 1800),
+            ("01:30", 90),
+            ("90:00", 5400),
+            ("4:00:00", 14_400),
+            ("1-0", 86_400),
+            ("1-12", 129_600),
+            ("1-12:30", 131_400),
+            ("2-03:04:05", 183_845),
+            ("4h", 14_400),
+            ("90m", 5400),
+            ("30s", 30),
+            ("2d", 172_800),
+            ("1h30m", 5400),
+            ("1d12H", 129_600),
+            ("2hours", 7200),
+        ] {
+            assert_eq!(parse_time(text), Ok(Duration::from_secs(seconds)), "{text}");
+        }
+    }
+
+    #[test]
+    fn times_that_mean_nothing_are_refused() {
+        for text in [
+            "",
+            "0",
+            "0:00",
+            "-5",
+            "-1-0",
+            "1-",
+            "1-2:3:4:5",
+            "1:2:3:4",
+            "h",
+            "4x",
+            "4h4h",
+            "30m1h",
+            "1.5h",
+            "99999999999999999999",
+            "9999999999",
+            "99999999999-0",
+            "4h30",
+            "é",
+            "4hé",
+        ] {
+            assert!(parse_time(text).is_err(), "{text}");
+        }
+        assert_eq!(parse_extension("+2h"), Ok(Duration::from_hours(2)));
+        assert!(parse_extension("-2h").is_err());
+    }
+
+    #[test]
+    fn sizes_read_as_slurm_reads_them() {
+        for (text, bytes) in [
+            ("512", 512 << 20),
+            ("512M", 512 << 20),
+            ("64G", 64 << 30),
+            ("64GiB", 64 << 30),
+            ("64 gb", 64 << 30),
+            ("8k", 8 << 10),
+            ("2T", 2 << 40),
+        ] {
+            assert_eq!(parse_size(text), Ok(bytes), "{text}");
+        }
+        for text in [
+            "",
+            "0",
+            "0G",
+            "-1G",
+            "1.5G",
+            "G",
+            "64X",
+            "99999999T",
+            "99999999999999999999G",
+            "é",
+        ] {
+            assert!(parse_size(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn gpus_may_carry_their_model() {
+        let gpus = |model: &str, count| {
+            Ok(GpuCount {
+                model: model.into(),
+                count,
+            })
+        };
+        assert_eq!(parse_gpus("4"), gpus("", 4));
+        assert_eq!(parse_gpus("h100:4"), gpus("h100", 4));
+        assert_eq!(parse_gpus("gpu:a100-80gb:2"), gpus("a100-80gb", 2));
+        for text in [
+            "", "0", "-1", "h100", "h100:", "h100:0", "h\n100:1", "99999999", "1e3",
+        ] {
+            assert!(parse_gpus(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn times_print_as_rfc_3339() {
+        assert_eq!(rfc3339(0), "1970-01-01T00:00:00Z");
+        assert_eq!(rfc3339(951_782_400_000), "2000-02-29T00:00:00Z");
+        assert_eq!(rfc3339(1_767_225_599_999), "2025-12-31T23:59:59Z");
+        assert_eq!(rfc3339(-1), "1969-12-31T23:59:59Z");
+    }
+
+    #[test]
+    fn numbers_print_for_people() {
+        assert_eq!(clock(Duration::from_secs(65)), "1:05");
+        assert_eq!(clock(Duration::from_secs(3_725)), "1:02:05");
+        assert_eq!(clock(Duration::from_secs(180_005)), "2-02:00:05");
+        assert_eq!(bytes(512), "512B");
+        assert_eq!(bytes(64 << 30), "64G");
+        assert_eq!(bytes(80 * 1024 * 1024 * 1024 + (1 << 29)), "80.5G");
+        assert_eq!(ranges(&[3, 0, 1, 2, 6]), "0-3,6");
+        assert_eq!(ranges(&[]), "");
+        assert_eq!(
+            [1, 2, 3, 4, 11, 12, 21, 102].map(ordinal).join(" "),
+            "1st 2nd 3rd 4th 11th 12th 21st 102nd"
+        );
+    }
+}

@@ -1,0 +1,433 @@
+//! The JSON that programs read: field names are a promise (docs/cli.md). Times are RFC 3339 in
+//! UTC; what is absent is null.
+
+use carrel_proto::v1;
+use serde::Serialize;
+
+use crate::units::rfc3339;
+
+/// A job.
+#[derive(Debug, Serialize)]
+pub struct Job {
+    id: u64,
+    name: String,
+    kind: &'static str,
+    state: &'static str,
+    user: String,
+    reason: String,
+    submitted: String,
+    started: Option<String>,
+    deadline: Option<String>,
+    ended: Option<String>,
+    nodes: Vec<NodeAllocation>,
+    exit_code: Option<i32>,
+    queue_position: Option<u32>,
+    request: Option<Request>,
+    time_limit_seconds: u64,
+    image: String,
+    isolation: Option<String>,
+}
+
+/// What a job holds on one node.
+#[derive(Debug, Serialize)]
+pub struct NodeAllocation {
+    node: String,
+    gpus: Vec<Gpu>,
+    cpus: u32,
+    memory_bytes: u64,
+}
+
+/// A GPU of an allocation.
+#[derive(Debug, Serialize)]
+pub struct Gpu {
+    uuid: String,
+    index: u32,
+    model: String,
+}
+
+/// What a job asked for on each node.
+#[derive(Debug, Serialize)]
+pub struct Request {
+    nodes: u32,
+    gpus_per_node: u32,
+    gpu_model: Option<String>,
+    nvlink: bool,
+    cpus_per_node: u32,
+    memory_bytes_per_node: u64,
+}
+
+/// A session, with its live or last job.
+#[derive(Debug, Serialize)]
+pub struct Session {
+    id: u64,
+    name: String,
+    state: &'static str,
+    user: String,
+    reason: String,
+    image: String,
+    created: String,
+    ephemeral: bool,
+    host_principal: String,
+    ssh_alias: String,
+    job: Option<Job>,
+}
+
+/// A node.
+#[derive(Debug, Serialize)]
+pub struct Node {
+    name: String,
+    state: String,
+    reason: Option<String>,
+    gpus: Vec<NodeGpu>,
+    gpus_total: usize,
+    gpus_free: usize,
+    cpus: u32,
+    cpus_held: u32,
+    memory_bytes: u64,
+    memory_held_bytes: u64,
+    driver_version: Option<String>,
+    os: String,
+    gpu_note: Option<String>,
+    last_contact: String,
+    version: String,
+    images: Vec<String>,
+    unknown_containers: Vec<String>,
+}
+
+/// A GPU of a node.
+#[derive(Debug, Serialize)]
+pub struct NodeGpu {
+    uuid: String,
+    index: u32,
+    model: String,
+    memory_bytes: u64,
+    pci_address: String,
+    numa_node: Option<u32>,
+    mig_enabled: bool,
+    drained: Option<String>,
+    job: Option<u64>,
+}
+
+/// Why a job is where it is.
+#[derive(Debug, Serialize)]
+pub struct Explanation {
+    job: Option<Job>,
+    summary: String,
+    refusals: Vec<Refusal>,
+    ahead: Vec<u64>,
+    latest_start: Option<String>,
+    nearest: Option<String>,
+    worst_links: Vec<String>,
+}
+
+/// What kept hosts out.
+#[derive(Debug, Serialize)]
+pub struct Refusal {
+    reason: String,
+    hosts: u32,
+}
+
+/// A user of the broker's directory.
+#[derive(Debug, Serialize)]
+pub struct User {
+    name: String,
+    uid: u32,
+    gid: u32,
+    groups: Vec<u32>,
+    home: String,
+    shell: String,
+    admin: bool,
+}
+
+/// An API token; never its secret.
+#[derive(Debug, Serialize)]
+pub struct Token {
+    id: String,
+    user: String,
+    label: String,
+    expires: String,
+}
+
+fn some(text: String) -> Option<String> {
+    (!text.is_empty()).then_some(text)
+}
+
+/// Slurm's word for a job's state.
+pub fn job_state(state: v1::JobState) -> &'static str {
+    use v1::JobState as S;
+    match state {
+        S::Unspecified => "UNKNOWN",
+        S::Pending => "PENDING",
+        S::Configuring => "CONFIGURING",
+        S::Running => "RUNNING",
+        S::Completing => "COMPLETING",
+        S::Completed => "COMPLETED",
+        S::Failed => "FAILED",
+        S::Cancelled => "CANCELLED",
+        S::Timeout => "TIMEOUT",
+        S::Preempted => "PREEMPTED",
+        S::NodeFail => "NODE_FAIL",
+        S::OutOfMemory => "OUT_OF_MEMORY",
+        S::Suspended => "SUSPENDED",
+    }
+}
+
+/// A session's state.
+pub fn session_state(state: v1::SessionState) -> &'static str {
+    use v1::SessionState as S;
+    match state {
+        S::Unspecified => "UNKNOWN",
+        S::Stopped => "STOPPED",
+        S::Pending => "PENDING",
+        S::Starting => "STARTING",
+        S::Running => "RUNNING",
+        S::Parked => "PARKED",
+        S::Stopping => "STOPPING",
+    }
+}
+
+fn job_kind(kind: v1::JobKind) -> &'static str {
+    match kind {
+        v1::JobKind::Unspecified => "unknown",
+        v1::JobKind::Interactive => "interactive",
+        v1::JobKind::Batch => "batch",
+    }
+}
+
+impl From<v1::Job> for Job {
+    fn from(job: v1::Job) -> Self {
+        Self {
+            kind: job_kind(job.kind()),
+            state: job_state(job.state()),
+            id: job.id,
+            name: job.name,
+            user: job.user,
+            reason: job.reason,
+            submitted: rfc3339(job.submitted_ms),
+            started: job.started_ms.map(rfc3339),
+            deadline: job.deadline_ms.map(rfc3339),
+            ended: job.ended_ms.map(rfc3339),
+            nodes: job.nodes.into_iter().map(Into::into).collect(),
+            exit_code: job.exit_code,
+            queue_position: (job.queue_position > 0).then_some(job.queue_position),
+            request: job.request.map(Into::into),
+            time_limit_seconds: job.time_limit_s,
+            image: job.image,
+            isolation: some(job.isolation),
+        }
+    }
+}
+
+impl From<v1::NodeAllocation> for NodeAllocation {
+    fn from(held: v1::NodeAllocation) -> Self {
+        let gpus = held.gpus.into_iter().map(|g| Gpu {
+            uuid: g.uuid,
+            index: g.index,
+            model: g.model,
+        });
+        Self {
+            node: held.node,
+            gpus: gpus.collect(),
+            cpus: held.cpus,
+            memory_bytes: held.memory_bytes,
+        }
+    }
+}
+
+impl From<v1::ResourceRequest> for Request {
+    fn from(request: v1::ResourceRequest) -> Self {
+        Self {
+            nodes: request.nodes,
+            gpus_per_node: request.gpus_per_node,
+            gpu_model: some(request.gpu_model),
+            nvlink: request.nvlink,
+            cpus_per_node: request.cpus_per_node,
+            memory_bytes_per_node: request.memory_bytes_per_node,
+        }
+    }
+}
+
+impl From<v1::Session> for Session {
+    fn from(session: v1::Session) -> Self {
+        Self {
+            state: session_state(session.state()),
+            id: session.id,
+            ssh_alias: crate::ssh::alias::name_of(&session.name),
+            name: session.name,
+            user: session.user,
+            reason: session.reason,
+            image: session.image,
+            created: rfc3339(session.created_ms),
+            ephemeral: session.ephemeral,
+            host_principal: session.host_principal,
+            job: session.job.map(Into::into),
+        }
+    }
+}
+
+impl From<v1::Node> for Node {
+    fn from(node: v1::Node) -> Self {
+        let inventory = node.inventory.unwrap_or_default();
+        let holders = node.gpu_jobs.into_iter().chain(std::iter::repeat(0));
+        let gpus: Vec<NodeGpu> = inventory
+            .gpus
+            .into_iter()
+            .zip(holders)
+            .map(NodeGpu::from)
+            .collect();
+        Self {
+            name: node.name,
+            state: node.state,
+            reason: some(node.reason),
+            gpus_total: gpus.len(),
+            gpus_free: gpus
+                .iter()
+                .filter(|g| g.job.is_none() && g.drained.is_none())
+                .count(),
+            gpus,
+            cpus: inventory.cpus,
+            cpus_held: node.cpus_held,
+            memory_bytes: inventory.memory_bytes,
+            memory_held_bytes: node.memory_held,
+            driver_version: some(inventory.driver_version),
+            os: inventory.os,
+            gpu_note: some(inventory.gpu_note),
+            last_contact: rfc3339(node.last_contact_ms),
+            version: node.version,
+            images: node.images,
+            unknown_containers: node.unknown,
+        }
+    }
+}
+
+impl From<(v1::GpuInfo, u64)> for NodeGpu {
+    fn from((gpu, job): (v1::GpuInfo, u64)) -> Self {
+        Self {
+            uuid: gpu.uuid,
+            index: gpu.index,
+            model: gpu.model,
+            memory_bytes: gpu.memory_bytes,
+            pci_address: gpu.pci_address,
+            numa_node: gpu.numa_node,
+            mig_enabled: gpu.mig_enabled,
+            drained: some(gpu.drained),
+            job: (job > 0).then_some(job),
+        }
+    }
+}
+
+impl From<v1::Explanation> for Explanation {
+    fn from(why: v1::Explanation) -> Self {
+        let refusals = why.refusals.into_iter().map(|r| Refusal {
+            reason: r.reason,
+            hosts: r.hosts,
+        });
+        Self {
+            job: why.job.map(Into::into),
+            summary: why.summary,
+            refusals: refusals.collect(),
+            ahead: why.ahead,
+            latest_start: why.latest_start_ms.map(rfc3339),
+            nearest: some(why.nearest),
+            worst_links: why.worst_links,
+        }
+    }
+}
+
+impl From<v1::User> for User {
+    fn from(user: v1::User) -> Self {
+        let v1::User {
+            name,
+            uid,
+            gid,
+            groups,
+            home,
+            shell,
+            admin,
+        } = user;
+        Self {
+            name,
+            uid,
+            gid,
+            groups,
+            home,
+            shell,
+            admin,
+        }
+    }
+}
+
+impl From<v1::TokenInfo> for Token {
+    fn from(token: v1::TokenInfo) -> Self {
+        Self {
+            id: token.id,
+            user: token.user,
+            label: token.label,
+            expires: rfc3339(token.expires_ms),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_s_documented_fields() {
+        let job = v1::Job {
+            id: 17,
+            name: "dev".into(),
+            kind: v1::JobKind::Interactive.into(),
+            state: v1::JobState::Running.into(),
+            user: "alice".into(),
+            submitted_ms: 1_767_225_600_000,
+            started_ms: Some(1_767_225_601_000),
+            nodes: vec![v1::NodeAllocation {
+                node: "h100-01".into(),
+                gpus: vec![v1::Gpu {
+                    uuid: "GPU-1".into(),
+                    index: 3,
+                    model: "NVIDIA H100".into(),
+                }],
+                cpus: 8,
+                memory_bytes: 1 << 30,
+                progress: String::new(),
+            }],
+            ..Default::default()
+        };
+        let json = serde_json::to_value(Job::from(job)).unwrap();
+        let expected = serde_json::json!({
+            "id": 17, "name": "dev", "kind": "interactive", "state": "RUNNING", "user": "alice", "reason": "",
+            "submitted": "2026-01-01T00:00:00Z", "started": "2026-01-01T00:00:01Z", "deadline": null,
+            "nodes": [{"node": "h100-01", "gpus": [{"uuid": "GPU-1", "index": 3, "model": "NVIDIA H100"}],
+                       "cpus": 8, "memory_bytes": 1_073_741_824}],
+            "exit_code": null,
+        });
+        for (name, value) in expected.as_object().unwrap() {
+            assert_eq!(&json[name], value, "{name}");
+        }
+    }
+
+    #[test]
+    fn drained_and_held_gpus_are_not_free() {
+        let gpu = |index, drained: &str| v1::GpuInfo {
+            index,
+            drained: drained.into(),
+            ..Default::default()
+        };
+        let node = v1::Node {
+            inventory: Some(v1::Inventory {
+                gpus: vec![gpu(0, ""), gpu(1, "ECC"), gpu(2, "")],
+                ..Default::default()
+            }),
+            gpu_jobs: vec![9, 0],
+            ..Default::default()
+        };
+        let json = serde_json::to_value(Node::from(node)).unwrap();
+        assert_eq!((&json["gpus_total"], &json["gpus_free"]), (&3.into(), &1.into()));
+        assert_eq!(
+            (&json["gpus"][0]["job"], &json["gpus"][2]["job"]),
+            (&9.into(), &serde_json::Value::Null)
+        );
+    }
+}

@@ -1,0 +1,390 @@
+//! Waiting for a session to run, whatever the broker does meanwhile.
+
+use std::time::Duration;
+
+use carrel_proto::v1;
+use tonic::Code;
+
+use crate::connect::Client;
+use crate::error::{CliError, Result};
+use crate::grant;
+use crate::output::visible;
+use crate::progress::Progress;
+use crate::signals::{Signal, Signals};
+use crate::units;
+
+/// Between attempts to reach a broker that went away: from this …
+const RETRY_FIRST: Duration = Duration::from_millis(100);
+/// … doubling up to this.
+const RETRY_LAST: Duration = Duration::from_secs(2);
+/// How long a request is repeated while the broker is away (it restarts in under a second).
+const REQUEST_PATIENCE: Duration = Duration::from_secs(20);
+
+/// How a wait ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The session runs.
+    Running,
+    /// The job is over before it ran.
+    Over,
+    /// The person, or the system, wants to leave.
+    Left(Signal),
+    /// The limit has passed.
+    TimedOut,
+}
+
+/// A limit to a wait.
+#[derive(Clone, Copy, Debug)]
+pub enum Limit {
+    /// As long as it takes.
+    None,
+    /// Until it runs.
+    Running(Duration),
+    /// Until resources are granted; once they are, as long as it takes.
+    Granted(Duration),
+}
+
+/// Waits until the job of `session` runs, showing why it does not. Returns the session as last seen.
+pub async fn until_running(
+    client: &mut Client,
+    mut session: v1::Session,
+    limit: Limit,
+    progress: &mut Progress,
+    signals: &mut Signals,
+) -> Result<(v1::Session, End)> {
+    let job = session.job.as_ref().map_or(0, |job| job.id);
+    let mut watcher = Watcher::new(client.clone(), &session);
+    let begun = tokio::time::Instant::now();
+    let mut granted = false;
+    loop {
+        match stage(&session, job) {
+            Stage::Running | Stage::Granted if !granted => {
+                granted = true;
+                grant::announce(client, &session, progress).await;
+                continue;
+            }
+            Stage::Running => return Ok((session, End::Running)),
+            Stage::Over => return Ok((session, End::Over)),
+            Stage::Granted | Stage::Waiting => show(&session, progress),
+        }
+        let end = match limit {
+            Limit::Running(limit) => Some(begun + limit),
+            Limit::Granted(limit) if !granted => Some(begun + limit),
+            Limit::Granted(_) | Limit::None => None,
+        };
+        // Each arm is safe to cancel: signals are kept, and the watcher holds its stream itself.
+        tokio::select! {
+            biased;
+            signal = signals.next() => return Ok((session, End::Left(signal))),
+            next = watcher.next() => match next? {
+                Event::Now(now) => session = *now,
+                Event::Gone => return Ok((gone(client, session, job).await, End::Over)),
+                Event::Away => progress.show("away", "the broker does not answer; waiting for it"),
+            },
+            () = sleep_until(end) => return Ok((session, End::TimedOut)),
+            // What was held back in the first moments is shown when they are over.
+            () = tokio::time::sleep_until(progress.patience_ends()), if !is_past(progress.patience_ends()) => {}
+        }
+    }
+}
+
+fn is_past(time: tokio::time::Instant) -> bool {
+    tokio::time::Instant::now() >= time
+}
+
+async fn sleep_until(time: Option<tokio::time::Instant>) {
+    match time {
+        Some(time) => tokio::time::sleep_until(time).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// How far a session's job is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Waiting,
+    Granted,
+    Running,
+    Over,
+}
+
+fn stage(session: &v1::Session, job: u64) -> Stage {
+    let Some(live) = session.job.as_ref().filter(|live| live.id == job) else {
+        return Stage::Over;
+    };
+    use v1::JobState as S;
+    match live.state() {
+        S::Pending | S::Unspecified => Stage::Waiting,
+        S::Configuring => Stage::Granted,
+        S::Running | S::Suspended => match session.state() {
+            v1::SessionState::Pending | v1::SessionState::Starting => Stage::Granted,
+            v1::SessionState::Running | v1::SessionState::Parked => Stage::Running,
+            v1::SessionState::Stopping | v1::SessionState::Stopped => Stage::Over,
+            v1::SessionState::Unspecified => Stage::Waiting,
+        },
+        S::Completing
+        | S::Completed
+        | S::Failed
+        | S::Cancelled
+        | S::Timeout
+        | S::Preempted
+        | S::NodeFail
+        | S::OutOfMemory => Stage::Over,
+    }
+}
+
+/// Whether a job is over, or about to be.
+pub fn is_over(state: v1::JobState) -> bool {
+    use v1::JobState as S;
+    match state {
+        S::Unspecified | S::Pending | S::Configuring | S::Running | S::Suspended => false,
+        S::Completing
+        | S::Completed
+        | S::Failed
+        | S::Cancelled
+        | S::Timeout
+        | S::Preempted
+        | S::NodeFail
+        | S::OutOfMemory => true,
+    }
+}
+
+fn show(session: &v1::Session, progress: &mut Progress) {
+    let Some(job) = &session.job else { return };
+    let reason = visible(if job.reason.is_empty() {
+        &session.reason
+    } else {
+        &job.reason
+    });
+    if job.state() == v1::JobState::Pending {
+        // The place in the queue first: a narrow terminal cuts the end off.
+        let mut text = format!("Pending job allocation {}", job.id);
+        if job.queue_position > 0 {
+            text += &format!(", {} in the queue", units::ordinal(job.queue_position));
+        }
+        if !reason.is_empty() {
+            text += &format!(": {reason}");
+        }
+        progress.show(&text.clone(), &text);
+    } else {
+        let steps: Vec<_> = job
+            .nodes
+            .iter()
+            .filter(|n| !n.progress.is_empty())
+            .map(step)
+            .collect();
+        let text = match (steps.is_empty(), reason.is_empty()) {
+            (false, _) => format!("Starting job {}: {}", job.id, steps.join(", ")),
+            (true, false) => format!("Starting job {}: {reason}", job.id),
+            (true, true) => format!("Starting job {}", job.id),
+        };
+        // A percentage that grows is not worth a line each time.
+        let key: String = text
+            .chars()
+            .filter(|c| !c.is_ascii_digit() && *c != '.')
+            .collect();
+        progress.show(&key, &text);
+    }
+}
+
+/// How far a node is: "h100-01: pulling image, 34 %".
+fn step(node: &v1::NodeAllocation) -> String {
+    let progress = visible(&node.progress);
+    let named = progress
+        .strip_prefix(node.node.as_str())
+        .is_some_and(|rest| rest.starts_with(':'));
+    if named {
+        progress
+    } else {
+        format!("{}: {progress}", node.node)
+    }
+}
+
+/// A session that has been removed: its job tells why.
+async fn gone(client: &mut Client, mut session: v1::Session, job: u64) -> v1::Session {
+    if let Ok(last) = client.get_job(v1::GetJobRequest { id: job }).await {
+        session.job = Some(last.into_inner());
+    }
+    session.set_state(v1::SessionState::Stopped);
+    session
+}
+
+/// Why a job ended, for people: "job 17 reached its time limit".
+pub fn ending(job: &v1::Job) -> String {
+    use v1::JobState as S;
+    let what = match job.state() {
+        S::Timeout => "reached its time limit",
+        S::Cancelled => "was stopped",
+        S::Failed => "failed",
+        S::NodeFail => "was lost with its node",
+        S::OutOfMemory => "ran out of memory",
+        S::Preempted => "was preempted",
+        S::Completing | S::Completed => "has ended",
+        S::Unspecified | S::Pending | S::Configuring | S::Running | S::Suspended => "is over",
+    };
+    let reason = visible(&job.reason);
+    if reason.is_empty() {
+        format!("job {} {what}", job.id)
+    } else {
+        format!("job {} {what}: {reason}", job.id)
+    }
+}
+
+/// The error when a session did not come to run.
+pub fn over_error(session: &v1::Session) -> CliError {
+    match &session.job {
+        Some(job) => CliError::failed(ending(job)).hint(format!("`carrel explain {}` says more", job.id)),
+        None => CliError::failed(format!("session {} is stopped: {}", session.name, session.reason)),
+    }
+}
+
+/// Something that a watcher saw.
+enum Event {
+    Now(Box<v1::Session>),
+    Gone,
+    Away,
+}
+
+/// Follows a session over broken connections and restarts of the broker.
+struct Watcher {
+    client: Client,
+    name: String,
+    stream: Option<tonic::Streaming<v1::Session>>,
+    retry: Duration,
+    pause: Option<tokio::time::Instant>,
+}
+
+impl Watcher {
+    fn new(client: Client, session: &v1::Session) -> Self {
+        Self {
+            client,
+            name: id_of(session),
+            stream: None,
+            retry: RETRY_FIRST,
+            pause: None,
+        }
+    }
+
+    /// The next event. Safe to cancel: what is half done is begun again, and nothing is lost,
+    /// since a watch begins with the session as it is.
+    async fn next(&mut self) -> Result<Event> {
+        sleep_until_past(self.pause).await;
+        self.pause = None;
+        if self.stream.is_none() {
+            let request = v1::GetSessionRequest {
+                name: self.name.clone(),
+            };
+            match self.client.watch_session(request).await {
+                Ok(response) => self.stream = Some(response.into_inner()),
+                Err(status) => return self.broken(status),
+            }
+        }
+        let Some(stream) = &mut self.stream else {
+            return Ok(Event::Away);
+        };
+        match stream.message().await {
+            Ok(Some(session)) => {
+                self.retry = RETRY_FIRST;
+                Ok(Event::Now(Box::new(session)))
+            }
+            // Ended: removed, or the broker stops; the next watch tells which.
+            Ok(None) => {
+                self.stream = None;
+                self.pause();
+                Ok(Event::Away)
+            }
+            Err(status) => self.broken(status),
+        }
+    }
+
+    fn broken(&mut self, status: tonic::Status) -> Result<Event> {
+        self.stream = None;
+        match status.code() {
+            Code::NotFound => Ok(Event::Gone),
+            code if is_passing(code) => {
+                self.pause();
+                Ok(Event::Away)
+            }
+            _ => Err(status.into()),
+        }
+    }
+
+    fn pause(&mut self) {
+        self.pause = Some(tokio::time::Instant::now() + self.retry);
+        self.retry = (self.retry * 2).min(RETRY_LAST);
+    }
+}
+
+async fn sleep_until_past(time: Option<tokio::time::Instant>) {
+    if let Some(time) = time {
+        tokio::time::sleep_until(time).await;
+    }
+}
+
+/// A connection that broke or a broker that restarts; not an answer.
+pub fn is_passing(code: Code) -> bool {
+    matches!(
+        code,
+        Code::Unavailable | Code::Cancelled | Code::Unknown | Code::Aborted | Code::DeadlineExceeded
+    )
+}
+
+/// What names exactly this session, whatever is renamed or made anew.
+pub fn id_of(session: &v1::Session) -> String {
+    format!("#{}", session.id)
+}
+
+/// Opens a session, again while the broker is away: the request's key sees that one is opened.
+pub async fn open_session(
+    client: &mut Client,
+    request: v1::OpenSessionRequest,
+) -> Result<v1::OpenSessionResponse> {
+    let begun = tokio::time::Instant::now();
+    let mut retry = RETRY_FIRST;
+    loop {
+        match client.open_session(request.clone()).await {
+            Ok(response) => return Ok(response.into_inner()),
+            Err(status) if status.code() == Code::Unavailable && begun.elapsed() < REQUEST_PATIENCE => {
+                tokio::time::sleep(retry).await;
+                retry = (retry * 2).min(RETRY_LAST);
+            }
+            Err(status) => return Err(status.into()),
+        }
+    }
+}
+
+/// Stops a session's job, again while the broker is away. One that is over already is no error.
+pub async fn stop_job(client: &mut Client, session: &v1::Session, job: u64) -> Result<()> {
+    let begun = tokio::time::Instant::now();
+    let mut retry = RETRY_FIRST;
+    loop {
+        let request = v1::StopSessionRequest {
+            name: id_of(session),
+            job,
+        };
+        match client.stop_session(request).await {
+            Ok(_) => return Ok(()),
+            Err(status) => match status.code() {
+                Code::NotFound | Code::FailedPrecondition => return Ok(()),
+                code if is_passing(code) && begun.elapsed() < REQUEST_PATIENCE => {
+                    tokio::time::sleep(retry).await;
+                    retry = (retry * 2).min(RETRY_LAST);
+                }
+                _ => {
+                    let hint = format!("it may still hold its GPUs: carrel stop {}", session.name);
+                    let error = CliError::from(status);
+                    let message = format!("job {job} could not be stopped: {}", error.message);
+                    return Err(CliError::new(error.kind, message).hint(hint));
+                }
+            },
+        }
+    }
+}
+
+/// The session of a response; every broker sends one.
+pub fn session_of(response: v1::OpenSessionResponse) -> Result<(v1::Session, bool)> {
+    let session = response
+        .session
+        .ok_or_else(|| CliError::failed("the broker's answer holds no session"))?;
+    Ok((session, response.started))
+}

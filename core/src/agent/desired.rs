@@ -1,0 +1,223 @@
+//! The broker spoke.
+
+use super::entry::{Entry, Phase};
+use super::{Action, Agent, DEFAULT_GRACE_MS, Holding, MAX_FENCES, Now, Removal};
+use crate::model::ids::{Generation, JobId, JobKey};
+use crate::model::node::{Desired, DesiredJob, EndCause, Tombstone};
+
+impl Agent {
+    pub(super) fn on_desired(&mut self, now: Now, desired: Desired) {
+        // An answer to a report of an agent before this one is not for us.
+        let ours = self.first_seq < desired.renews && desired.renews <= self.seq;
+        if !self.adopted || !ours {
+            return;
+        }
+        if desired.cluster != self.myself.cluster {
+            // A broker with an empty or foreign store, under the authority that we trust. Its wishes are not
+            // ours to fulfil, and it ends nobody's work: not by answering in our own broker's place either.
+            self.renew_lease(&desired);
+            return;
+        }
+        if let Some(accepted) = self.accepted {
+            let same = desired.incarnation == accepted;
+            if !same && desired.incarnation.number <= accepted.number {
+                // An overtaken start of the broker: whoever overtook it does not hear from us now, and counts our lease.
+                return;
+            }
+            if same && desired.generation < self.newest {
+                self.renew_lease(&desired);
+                return;
+            }
+        }
+        if self.accepted != Some(desired.incarnation) {
+            self.accepted = Some(desired.incarnation);
+            self.newest = 0;
+            self.applied = 0;
+            self.changed();
+        }
+        self.newest = desired.generation;
+        self.renew_lease(&desired);
+        for tombstone in &desired.tombstones {
+            self.bury(now, *tombstone);
+        }
+        self.forget(now, &desired);
+        for job in &desired.jobs {
+            self.want(now, job);
+        }
+        self.note_removals(&desired);
+    }
+
+    /// The lease counts from when the answered report was sent. A later answer may also shorten it.
+    fn renew_lease(&mut self, desired: &Desired) {
+        let Some(sent) = self.sent.get(&desired.renews).copied() else {
+            return;
+        };
+        if desired.renews < self.lease.renewed {
+            return;
+        }
+        self.sent = self.sent.split_off(&desired.renews);
+        let end = Some(sent.saturating_add(desired.lease_ms));
+        self.lease.renewed = desired.renews;
+        if self.lease.end != end {
+            self.lease.end = end;
+            // Worth nothing after a crash of the node: boot milliseconds begin anew.
+            self.persist(false);
+            let live = self
+                .entries
+                .iter()
+                .filter(|(_, entry)| matches!(entry.phase, Phase::Starting | Phase::Ready));
+            let live: Vec<JobKey> = live.map(|(key, _)| *key).collect();
+            for key in live {
+                self.configure(key);
+            }
+        }
+    }
+
+    /// Once for each handled input.
+    fn configure(&mut self, key: JobKey) {
+        let action = Action::Configure(key);
+        if !self.out.actions.contains(&action) {
+            self.act(action);
+        }
+    }
+
+    fn bury(&mut self, now: Now, tombstone: Tombstone) {
+        self.fence(tombstone.key);
+        for key in self.generations_of(tombstone.key.job) {
+            if key.generation <= tombstone.key.generation {
+                self.stop(now, key, EndCause::Tombstone, tombstone.grace_ms, "");
+            }
+        }
+    }
+
+    /// Nothing of a job up to this generation is started from now on.
+    pub(super) fn fence(&mut self, key: JobKey) {
+        if self.is_fenced(key) {
+            return;
+        }
+        self.fences.insert(key.job, key.generation);
+        self.persist(true);
+        if self.fences.len() > MAX_FENCES {
+            // The oldest allocation: generations count over all jobs.
+            let oldest = self.fences.iter().min_by_key(|(_, generation)| **generation);
+            if let Some(job) = oldest.map(|(job, _)| *job) {
+                self.fences.remove(&job);
+            }
+        }
+    }
+
+    pub(super) fn is_fenced(&self, key: JobKey) -> bool {
+        self.fences
+            .get(&key.job)
+            .is_some_and(|fence| key.generation <= *fence)
+    }
+
+    /// Allocations of one of this cluster's jobs.
+    fn generations_of(&self, job: JobId) -> Vec<JobKey> {
+        let all = JobKey {
+            job,
+            generation: Generation(0),
+        }..=JobKey {
+            job,
+            generation: Generation(u64::MAX),
+        };
+        let ours = self
+            .entries
+            .range(all)
+            .filter(|(_, entry)| entry.holding.cluster == self.myself.cluster);
+        ours.map(|(key, _)| *key).collect()
+    }
+
+    /// Drops what the broker no longer mentions, of which nothing runs.
+    fn forget(&mut self, now: Now, desired: &Desired) {
+        let wanted = |key: JobKey| desired.jobs.iter().any(|job| job.key == key);
+        let buried = |key: JobKey| {
+            let mut tombstones = desired.tombstones.iter();
+            tombstones.any(|stone| stone.key.job == key.job && key.generation <= stone.key.generation)
+        };
+        let keys: Vec<JobKey> = self
+            .entries
+            .keys()
+            .copied()
+            .filter(|key| !wanted(*key) && !buried(*key))
+            .collect();
+        for key in keys {
+            match self.entries[&key].phase {
+                Phase::Released => {
+                    self.entries.remove(&key);
+                    self.changed();
+                }
+                Phase::Waiting => {
+                    self.entries.remove(&key);
+                    self.out.report = true;
+                }
+                Phase::Held { .. } => {
+                    let why = "its start was cut off, and it is no longer wanted";
+                    self.remove(now, key, EndCause::StartFailed, why);
+                }
+                // Absence never kills.
+                Phase::Starting | Phase::Ready | Phase::Stopping { .. } | Phase::Removing { .. } => {}
+            }
+        }
+    }
+
+    fn want(&mut self, now: Now, job: &DesiredJob) {
+        let key = job.key;
+        let cluster = self.myself.cluster.clone();
+        if let Some(entry) = self.entries.get_mut(&key) {
+            if entry.holding.cluster != cluster || !entry.phase.lives() {
+                return;
+            }
+            let moved = entry.holding.deadline != job.deadline;
+            entry.holding.deadline = job.deadline;
+            entry.job = Some(job.clone());
+            let runs = matches!(entry.phase, Phase::Starting | Phase::Ready);
+            if moved {
+                self.changed();
+            }
+            if runs {
+                // Also for what the core does not see: keys and certificates.
+                self.configure(key);
+            }
+            return;
+        }
+        let others = self.generations_of(job.key.job);
+        if self.is_fenced(key) || others.iter().any(|other| other.generation > key.generation) {
+            return;
+        }
+        for older in others {
+            // The broker has given the job resources anew: this allocation of it is over.
+            self.fence(older);
+            self.stop(
+                now,
+                older,
+                EndCause::Tombstone,
+                DEFAULT_GRACE_MS,
+                "the job was started anew",
+            );
+        }
+        let holding = Holding {
+            session: job.session,
+            name: job.name.clone(),
+            user: Some(job.owner.clone()),
+            cluster,
+            gpus: job.gpus.clone(),
+            cpus: job.cpus,
+            memory_bytes: job.memory_bytes,
+            deadline: job.deadline,
+        };
+        let mut entry = Entry::new(holding, Phase::Waiting);
+        entry.job = Some(job.clone());
+        self.entries.insert(key, entry);
+        self.out.report = true;
+    }
+
+    fn note_removals(&mut self, desired: &Desired) {
+        self.removals.retain(|session, removal| {
+            *removal == Removal::Running || desired.removed_sessions.contains(session)
+        });
+        for session in &desired.removed_sessions {
+            self.removals.entry(*session).or_insert(Removal::Due(0));
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! Starts: when everything that a job needs is free.
+
+use super::entry::Phase;
+use super::{Action, Agent, Now, RETRY_MS, Removal};
+use crate::model::ids::{JobKey, SessionId};
+use crate::model::node::{DesiredJob, EndCause};
+
+/// Why a job is not started.
+enum WhyNot {
+    /// It may be, later.
+    Wait(String),
+    /// It never can be, on this node.
+    Never(String),
+}
+
+impl Agent {
+    pub(super) fn start_what_can(&mut self, now: Now) {
+        let keys: Vec<JobKey> = self.entries.keys().copied().collect();
+        for key in keys {
+            let entry = &self.entries[&key];
+            let Some(job) = entry.job.clone() else { continue };
+            match entry.phase {
+                Phase::Waiting => {}
+                Phase::Held { retry_at } if retry_at <= now.boot_ms => {}
+                Phase::Held { .. }
+                | Phase::Starting
+                | Phase::Ready
+                | Phase::Stopping { .. }
+                | Phase::Removing { .. }
+                | Phase::Released => continue,
+            }
+            match self.why_not(now, &job) {
+                Ok(()) => self.start(job),
+                Err(WhyNot::Wait(why)) => self.wait(now, key, why),
+                Err(WhyNot::Never(why)) => self.remove(now, key, EndCause::StartFailed, &why),
+            }
+        }
+    }
+
+    fn start(&mut self, job: DesiredJob) {
+        let Some(entry) = self.entries.get_mut(&job.key) else {
+            return;
+        };
+        let held = entry.phase.holds();
+        entry.phase = Phase::Starting;
+        if !held {
+            entry.say("starting");
+            self.changed();
+        }
+        self.act(Action::Start(Box::new(job)));
+    }
+
+    fn wait(&mut self, now: Now, key: JobKey, why: String) {
+        let Some(entry) = self.entries.get_mut(&key) else {
+            return;
+        };
+        if let Phase::Held { retry_at } = &mut entry.phase {
+            *retry_at = now.boot_ms + RETRY_MS;
+        }
+        self.out.report |= entry.say(why);
+    }
+
+    fn why_not(&self, now: Now, job: &DesiredJob) -> Result<(), WhyNot> {
+        let lease = self.lease.end.is_some_and(|end| end > now.boot_ms);
+        if !lease {
+            return Err(WhyNot::Wait(
+                "waits for an answer of the broker to this node's reports".to_owned(),
+            ));
+        }
+        self.fits(job).map_err(WhyNot::Never)?;
+        let others = || {
+            let held = self
+                .entries
+                .iter()
+                .filter(|(key, entry)| **key != job.key && entry.phase.holds());
+            held.map(|(key, entry)| (*key, entry))
+        };
+        for gpu in self
+            .inventory
+            .gpus
+            .iter()
+            .filter(|gpu| job.gpus.contains(&gpu.uuid))
+        {
+            if let Some((other, _)) = others().find(|(_, entry)| entry.holding.gpus.contains(&gpu.uuid)) {
+                let why = format!("waits for job {} to release GPU {}", other.job, gpu.index);
+                return Err(WhyNot::Wait(why));
+            }
+        }
+        if job.session.is_some()
+            && let Some((other, _)) = others().find(|(_, entry)| entry.holding.session == job.session)
+        {
+            return Err(WhyNot::Wait(format!(
+                "waits for job {} to release the session's files",
+                other.job
+            )));
+        }
+        let cpus: u64 = others().map(|(_, entry)| u64::from(entry.holding.cpus)).sum();
+        if cpus + u64::from(job.cpus) > u64::from(self.inventory.cpus) {
+            return Err(WhyNot::Wait(format!(
+                "waits for {}",
+                self.holders_of("CPUs", job.key)
+            )));
+        }
+        let memory: u128 = others()
+            .map(|(_, entry)| u128::from(entry.holding.memory_bytes))
+            .sum();
+        if memory + u128::from(job.memory_bytes) > u128::from(self.inventory.memory_bytes) {
+            return Err(WhyNot::Wait(format!(
+                "waits for {}",
+                self.holders_of("memory", job.key)
+            )));
+        }
+        Ok(())
+    }
+
+    /// Whether the node, empty, could hold it.
+    fn fits(&self, job: &DesiredJob) -> Result<(), String> {
+        for (n, uuid) in job.gpus.iter().enumerate() {
+            if job.gpus[..n].contains(uuid) {
+                return Err(format!("GPU {uuid} is asked for twice"));
+            }
+            let Some(gpu) = self.inventory.gpus.iter().find(|gpu| gpu.uuid == *uuid) else {
+                return Err(format!("this node has no GPU {uuid}"));
+            };
+            if let Some(reason) = &gpu.drained {
+                return Err(format!("GPU {} is drained: {reason}", gpu.index));
+            }
+            if gpu.mig_enabled {
+                return Err(format!(
+                    "GPU {} is in MIG mode and is not given as a whole",
+                    gpu.index
+                ));
+            }
+        }
+        if job.cpus > self.inventory.cpus {
+            return Err(format!(
+                "it needs {} CPUs and this node offers {}",
+                job.cpus, self.inventory.cpus
+            ));
+        }
+        if job.memory_bytes > self.inventory.memory_bytes {
+            let (needs, has) = (job.memory_bytes >> 20, self.inventory.memory_bytes >> 20);
+            return Err(format!(
+                "it needs {needs} MiB of memory and this node offers {has} MiB"
+            ));
+        }
+        Ok(())
+    }
+
+    /// "job 3, job 4 to release CPUs".
+    fn holders_of(&self, what: &str, without: JobKey) -> String {
+        const SHOWN: usize = 4;
+        let mut jobs: Vec<String> = self
+            .holders()
+            .filter(|(key, _)| *key != without)
+            .map(|(key, _)| format!("job {}", key.job))
+            .collect();
+        let more = jobs.len().saturating_sub(SHOWN);
+        jobs.truncate(SHOWN);
+        if more > 0 {
+            jobs.push(format!("{more} more"));
+        }
+        format!("{} to release {what}", jobs.join(", "))
+    }
+
+    pub(super) fn remove_sessions(&mut self, now: Now) {
+        let due: Vec<SessionId> = self
+            .removals
+            .iter()
+            .filter(|(_, removal)| matches!(removal, Removal::Due(at) if *at <= now.boot_ms))
+            .map(|(session, _)| *session)
+            .collect();
+        for session in due {
+            let used = self
+                .entries
+                .values()
+                .any(|entry| entry.phase.holds() && entry.holding.session == Some(session));
+            if used {
+                // Its release comes by again.
+                self.removals
+                    .insert(session, Removal::Due(now.boot_ms + RETRY_MS));
+            } else {
+                self.removals.insert(session, Removal::Running);
+                self.act(Action::RemoveSession(session));
+            }
+        }
+    }
+
+    pub(super) fn on_session_removed(&mut self, now: Now, session: SessionId, result: &Result<(), String>) {
+        let Some(removal) = self.removals.get_mut(&session) else {
+            return;
+        };
+        *removal = match result {
+            Ok(()) => Removal::Done,
+            Err(_) => Removal::Due(now.boot_ms + RETRY_MS),
+        };
+    }
+
+    /// The newest desired state counts as acted on once nothing that it wants deleted is left:
+    /// the broker takes the generation for that.
+    pub(super) fn apply(&mut self) {
+        let done = self.removals.values().all(|removal| *removal == Removal::Done);
+        if done && self.applied != self.newest {
+            self.applied = self.newest;
+            self.out.report = true;
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! What is kept: entities, written whole.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::model::ids::{ClusterId, Incarnation, NodeName, SessionId, UserName};
+use crate::model::job::Job;
+use crate::model::node::NodeRecord;
+use crate::model::session::Session;
+use crate::model::user::{ApiToken, NodeToken, User};
+
+/// The cluster itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClusterRecord {
+    /// Its id.
+    pub id: ClusterId,
+    /// The latest start.
+    pub incarnation: Incarnation,
+    /// The next job's id.
+    pub next_job: u64,
+    /// The next session's id.
+    pub next_session: u64,
+    /// Longest lease that a node may still hold, milliseconds.
+    pub lease_ms: u64,
+}
+
+/// One entity, put or deleted. Applying all changes in order gives the state that is kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// The cluster's only record.
+    PutCluster(ClusterRecord),
+    /// By name.
+    PutUser(Arc<User>),
+    /// By id.
+    PutToken(Arc<ApiToken>),
+    /// By id.
+    DeleteToken(Arc<str>),
+    /// By hash.
+    PutNodeToken(Arc<NodeToken>),
+    /// By hash.
+    DeleteNodeToken([u8; 32]),
+    /// By name.
+    PutNode(Arc<NodeRecord>),
+    /// By name.
+    DeleteNode(NodeName),
+    /// By id.
+    PutSession(Arc<Session>),
+    /// By id.
+    DeleteSession(SessionId),
+    /// By id. Jobs are never deleted.
+    PutJob(Arc<Job>),
+    /// A session's kept changes are to be deleted on a node.
+    PutRemoval(NodeName, SessionId),
+    /// They are.
+    DeleteRemoval(NodeName, SessionId),
+    /// By name.
+    DeleteUser(UserName),
+}

@@ -1,0 +1,172 @@
+//! The invariants of a state, checked by simulations and tests after every step.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use thiserror::Error;
+
+use super::state::State;
+use crate::model::ids::{GpuUuid, JobId, NodeName, SessionId};
+use crate::model::job::Phase;
+
+/// An invariant that does not hold.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum Violation {
+    /// A GPU is held twice.
+    #[error("GPU {gpu} of {node} is held by job {first} and by job {second}")]
+    GpuHeldTwice {
+        /// Node.
+        node: NodeName,
+        /// GPU.
+        gpu: GpuUuid,
+        /// One holder.
+        first: JobId,
+        /// The other.
+        second: JobId,
+    },
+    /// More is held than the node has.
+    #[error("{held} of {have} {what} of {node} are held")]
+    Overcommitted {
+        /// Node.
+        node: NodeName,
+        /// "CPUs" or "bytes".
+        what: &'static str,
+        /// Held.
+        held: u64,
+        /// There.
+        have: u64,
+    },
+    /// A gang holds something else than it asked for.
+    #[error("job {job} holds {held} nodes and asked for {asked}")]
+    PartialGang {
+        /// Job.
+        job: JobId,
+        /// Nodes held.
+        held: usize,
+        /// Nodes asked for.
+        asked: u32,
+    },
+    /// A session's job is not its own, or missing.
+    #[error("session {session} and its job {job} do not belong together")]
+    SessionJob {
+        /// Session.
+        session: SessionId,
+        /// Job.
+        job: JobId,
+    },
+    /// Two live jobs of one session hold something at once.
+    #[error("session {session} has more than one job that holds something")]
+    SessionTwice {
+        /// Session.
+        session: SessionId,
+    },
+    /// An index differs from what it is derived from.
+    #[error("the index of {0} is wrong")]
+    Index(&'static str),
+}
+
+/// Recomputes everything from the jobs and sessions alone.
+pub fn check(state: &State) -> Vec<Violation> {
+    let mut found = Vec::new();
+    let mut gpus: BTreeMap<(NodeName, GpuUuid), JobId> = BTreeMap::new();
+    let mut sizes: BTreeMap<NodeName, (u64, u64)> = BTreeMap::new();
+    let mut pending = BTreeSet::new();
+    let mut deadlines = BTreeSet::new();
+    let mut holding: BTreeMap<SessionId, u32> = BTreeMap::new();
+    for job in state.jobs.values() {
+        if matches!(job.phase, Phase::Pending { .. }) {
+            pending.insert(job.id);
+        }
+        let Some(placed) = job.placed() else { continue };
+        deadlines.insert((placed.deadline, job.id));
+        let held = placed.allocation.nodes.len();
+        if held != job.request.nodes as usize || placed.ranks.len() != held {
+            found.push(Violation::PartialGang {
+                job: job.id,
+                held,
+                asked: job.request.nodes,
+            });
+        }
+        if let Some(session) = job.session {
+            *holding.entry(session).or_default() += 1;
+        }
+        for (part, _) in placed
+            .allocation
+            .nodes
+            .iter()
+            .zip(&placed.ranks)
+            .filter(|(_, rank)| !rank.released)
+        {
+            for gpu in &part.gpus {
+                if let Some(first) = gpus.insert((part.node.clone(), gpu.clone()), job.id) {
+                    let (node, gpu) = (part.node.clone(), gpu.clone());
+                    found.push(Violation::GpuHeldTwice {
+                        node,
+                        gpu,
+                        first,
+                        second: job.id,
+                    });
+                }
+            }
+            let size = sizes.entry(part.node.clone()).or_default();
+            size.0 += u64::from(part.cpus);
+            size.1 += part.memory_bytes;
+        }
+    }
+    for (node, (cpus, memory)) in &sizes {
+        let inventory = state.nodes.get(node).map(|node| &node.inventory);
+        let have = inventory.map_or((0, 0), |inventory| {
+            (u64::from(inventory.cpus), inventory.memory_bytes)
+        });
+        for (what, held, have) in [("CPUs", *cpus, have.0), ("bytes", *memory, have.1)] {
+            if held > have {
+                found.push(Violation::Overcommitted {
+                    node: node.clone(),
+                    what,
+                    held,
+                    have,
+                });
+            }
+        }
+        let indexed = state
+            .usage
+            .get(node)
+            .map(|usage| (usage.cpus, usage.memory))
+            .unwrap_or_default();
+        if indexed != (*cpus, *memory) {
+            found.push(Violation::Index("usage"));
+        }
+    }
+    let indexed_gpus: usize = state.usage.values().map(|usage| usage.gpus.len()).sum();
+    if indexed_gpus != gpus.len() {
+        found.push(Violation::Index("held GPUs"));
+    }
+    if !state.queue.iter().eq(pending.iter()) {
+        found.push(Violation::Index("queue"));
+    }
+    if !state.deadlines.iter().eq(deadlines.iter()) {
+        found.push(Violation::Index("deadlines"));
+    }
+    found.extend(
+        holding
+            .iter()
+            .filter(|(_, jobs)| **jobs > 1)
+            .map(|(session, _)| Violation::SessionTwice { session: *session }),
+    );
+    for session in state.sessions.values() {
+        let Some(id) = session.job else { continue };
+        if state
+            .jobs
+            .get(&id)
+            .is_none_or(|job| job.session != Some(session.id))
+        {
+            found.push(Violation::SessionJob {
+                session: session.id,
+                job: id,
+            });
+        }
+    }
+    if state.session_names.len() != state.sessions.len() {
+        found.push(Violation::Index("session names"));
+    }
+    found
+}

@@ -1,0 +1,137 @@
+//! What comes in, and what is answered.
+
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::model::ids::{BadName, JobId, NodeName, SessionId, SessionName, UserName};
+use crate::model::node::Observed;
+use crate::model::resources::ResourceRequest;
+use crate::model::session::SessionSpec;
+use crate::model::time::Timestamp;
+use crate::model::user::{ApiToken, NodeToken, User};
+
+/// Who asks: authenticated by the shell.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Caller {
+    /// The user.
+    pub user: UserName,
+    /// May administer the cluster.
+    pub admin: bool,
+}
+
+/// A session as users name it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SessionRef {
+    /// "#17"
+    Id(SessionId),
+    /// "dev": the caller's own.
+    Own(SessionName),
+    /// "dev.alice"
+    Of(SessionName, UserName),
+}
+
+impl FromStr for SessionRef {
+    type Err = BadName;
+
+    fn from_str(text: &str) -> Result<Self, BadName> {
+        if let Some(id) = text.strip_prefix('#').and_then(|digits| digits.parse().ok()) {
+            return Ok(Self::Id(SessionId(id)));
+        }
+        match text.split_once('.') {
+            Some((name, user)) => Ok(Self::Of(name.parse()?, user.parse()?)),
+            None => Ok(Self::Own(text.parse()?)),
+        }
+    }
+}
+
+/// A request for a session with a live job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenSession {
+    /// Its name; none: made up.
+    pub name: Option<SessionName>,
+    /// What it is to be; none: as it was last time. In the request, zero CPUs,
+    /// memory or time and an empty image mean the cluster's defaults.
+    pub spec: Option<SessionSpec>,
+    /// Refuse when it has a live job.
+    pub must_start: bool,
+    /// Removed by itself when its job ends.
+    pub ephemeral: bool,
+    /// A repeated request with one key has one effect; empty: not repeated.
+    pub request_key: String,
+}
+
+/// Everything that can happen to a broker.
+#[derive(Clone, Debug)]
+pub enum Input {
+    /// Find or create a session and see that it has a live job.
+    OpenSession(Caller, OpenSession),
+    /// Move a live job's deadline.
+    ExtendSession(Caller, SessionRef, Duration),
+    /// End a session's live job, if it is this one.
+    StopSession(Caller, SessionRef, Option<JobId>),
+    /// End a session's live job, and forget the session.
+    RemoveSession(Caller, SessionRef),
+    /// A node spoke.
+    Observed(Box<Observed>),
+    /// A node's link broke.
+    Disconnected(NodeName),
+    /// Time passed.
+    Tick,
+    /// A one-time token for a node was made.
+    CreateNodeToken(Caller, NodeToken),
+    /// A host comes with a one-time token (its hash) and is to have a certificate.
+    JoinNode {
+        /// SHA-256 of the token.
+        token: [u8; 32],
+        /// The name that it wants.
+        node: NodeName,
+        /// Serial of the certificate that it is to get, hexadecimal.
+        certificate: String,
+    },
+    /// A node gets a new certificate in place of its old one.
+    RenewNode {
+        /// The node.
+        node: NodeName,
+        /// Serial of the certificate that it came with.
+        old: String,
+        /// Serial of the one that it is to get.
+        certificate: String,
+    },
+    /// Take a node out of service: no new jobs.
+    DrainNode(Caller, NodeName, String),
+    /// Take it back.
+    ResumeNode(Caller, NodeName),
+    /// Revoke its certificates and forget it.
+    RemoveNode(Caller, NodeName),
+    /// Create or change a user of the directory. By administrators, or by the
+    /// shell (no caller) for a user that the name service knows.
+    PutUser(Option<Caller>, User),
+    /// Register a plain SSH key for the caller.
+    AddSshKey(Caller, Arc<str>),
+    /// Take one back.
+    RemoveSshKey(Caller, Arc<str>),
+    /// An API token was made.
+    CreateToken(Caller, ApiToken),
+    /// By its id.
+    RevokeToken(Caller, Arc<str>),
+}
+
+/// What is answered after the commit.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Reply {
+    /// Done.
+    #[default]
+    Done,
+    /// This session; and whether this input submitted a job.
+    Session(SessionId, bool),
+    /// Until when a deadline now runs.
+    Deadline(Timestamp),
+}
+
+impl ResourceRequest {
+    /// GPUs over all nodes.
+    pub fn gpus(&self) -> u64 {
+        u64::from(self.nodes) * u64::from(self.gpus_per_node)
+    }
+}

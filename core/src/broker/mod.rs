@@ -1,0 +1,175 @@
+//! The broker's state machine: `handle(now, Input) -> Result<Output, Reject>`.
+//!
+//! One actor owns a [`Broker`]. For each input it commits the output's changes,
+//! and only then replies and releases the effects. Effects are derivable from
+//! the state and harmless when repeated; there is no outbox. [`State`] is a
+//! persistent structure: cloning it is cheap, and a clone is a snapshot for readers.
+
+mod change;
+mod check;
+mod desired;
+mod input;
+mod names;
+mod on;
+mod reject;
+mod schedule;
+mod settings;
+mod state;
+#[cfg(test)]
+mod tests;
+mod view;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+pub use change::{Change, ClusterRecord};
+pub use check::{Violation, check};
+pub use input::{Caller, Input, OpenSession, Reply, SessionRef};
+pub use reject::{Reject, RejectKind};
+pub use settings::Settings;
+pub use state::{NodeLink, NodeUsage, State};
+pub use view::{
+    Explanation, NodeView, explain, node_state, node_view, queue_position, rank_detail, session_state,
+    state_reason,
+};
+
+use crate::model::ids::NodeName;
+use crate::model::node::Desired;
+use crate::model::time::Timestamp;
+
+/// What an input caused.
+#[derive(Debug, Default)]
+pub struct Output {
+    /// To be committed, in this order, in one transaction, before anything else happens.
+    pub changes: Vec<Change>,
+    /// To be done after the commit.
+    pub effects: BTreeSet<Effect>,
+    /// To be given to whoever sent the input, after the commit.
+    pub reply: Reply,
+}
+
+/// Something to do after the commit. Doing one twice, or never, is made good by the next.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Effect {
+    /// Send this node its [`Broker::desired`].
+    SendDesired(NodeName),
+    /// Cut this node's link: its certificate is no longer good, or it is forgotten.
+    Disconnect(NodeName),
+}
+
+/// The broker's state machine.
+#[derive(Clone, Debug)]
+pub struct Broker {
+    state: State,
+    output: Pending,
+}
+
+/// The output under construction.
+#[derive(Clone, Debug, Default)]
+struct Pending {
+    changes: Vec<Change>,
+    effects: BTreeSet<Effect>,
+    /// What is free, or who may have it, has changed: a pass is due before the input is done.
+    room: bool,
+}
+
+impl Broker {
+    /// A new cluster, or one read back from its store, at the start of a process.
+    ///
+    /// `records` are all entities of the store, in any order; empty for a new
+    /// store, then with `new_cluster` as the id. `nonce` is random. The changes
+    /// returned must be committed before the first input is handled: they hold
+    /// the new incarnation.
+    pub fn start(
+        settings: Settings,
+        records: Vec<Change>,
+        new_cluster: crate::model::ids::ClusterId,
+        nonce: u64,
+        now: Timestamp,
+    ) -> (Self, Vec<Change>) {
+        let state = State::start(settings, records, new_cluster, nonce, now);
+        let changes = vec![Change::PutCluster(state.cluster.clone())];
+        (
+            Self {
+                state,
+                output: Pending::default(),
+            },
+            changes,
+        )
+    }
+
+    /// Handles one input. A rejected input has changed nothing.
+    pub fn handle(&mut self, now: Timestamp, input: Input) -> Result<Output, Reject> {
+        let before = self.state.clone();
+        match self.dispatch(now, input) {
+            Ok(reply) => {
+                if std::mem::take(&mut self.output.room) {
+                    self.schedule(now);
+                }
+                let Pending {
+                    changes,
+                    effects,
+                    room: _,
+                } = std::mem::take(&mut self.output);
+                Ok(Output {
+                    changes,
+                    effects,
+                    reply,
+                })
+            }
+            Err(reject) => {
+                self.state = before;
+                self.output = Pending::default();
+                Err(reject)
+            }
+        }
+    }
+
+    /// When a [`Input::Tick`] is due; none: never.
+    pub fn next_deadline(&self) -> Option<Timestamp> {
+        self.state.next_deadline()
+    }
+
+    /// The state, for readers; clone it for a snapshot.
+    pub fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// Everything that a node is to be; none for a node that has not been heard of since the start.
+    pub fn desired(&self, node: &NodeName) -> Option<Desired> {
+        desired::desired(&self.state, node)
+    }
+
+    fn record(&mut self, change: Change) {
+        self.output.changes.push(change);
+    }
+
+    /// A node's desired state changed.
+    fn touch(&mut self, node: &NodeName) {
+        self.state.bump_generation(node);
+        self.output.effects.insert(Effect::SendDesired(node.clone()));
+    }
+
+    fn put_job(&mut self, job: crate::model::job::Job) {
+        let job = Arc::new(job);
+        self.state.insert_job(Arc::clone(&job));
+        self.record(Change::PutJob(job));
+    }
+
+    fn put_session(&mut self, session: crate::model::session::Session) {
+        let session = Arc::new(session);
+        self.state.insert_session(Arc::clone(&session));
+        self.record(Change::PutSession(session));
+    }
+
+    fn put_node(&mut self, node: crate::model::node::NodeRecord) {
+        let node = Arc::new(node);
+        self.state.nodes.insert(node.name.clone(), Arc::clone(&node));
+        self.record(Change::PutNode(node));
+    }
+
+    fn put_cluster(&mut self) {
+        let record = self.state.cluster.clone();
+        self.record(Change::PutCluster(record));
+    }
+}

@@ -1,0 +1,133 @@
+//! How jobs end: first wished for, then acknowledged node by node, then over.
+
+use std::sync::Arc;
+
+use crate::broker::Broker;
+use crate::broker::change::Change;
+use crate::model::ids::{JobId, NodeName, SessionId};
+use crate::model::job::{Ending, Job, Phase};
+use crate::model::time::Timestamp;
+
+impl Broker {
+    /// Begins to end a job. One that holds nothing is over at once; one that is
+    /// ending already goes on as it does.
+    pub(super) fn end_job(&mut self, now: Timestamp, id: JobId, ending: Ending) {
+        let Some(job) = self.state.jobs.get(&id).cloned() else {
+            return;
+        };
+        match &job.phase {
+            Phase::Pending { .. } => {
+                self.put_job(Job {
+                    phase: Phase::Ended {
+                        ending,
+                        at: now,
+                        last: None,
+                    },
+                    ..(*job).clone()
+                });
+                self.after_end(&job);
+            }
+            Phase::Placed(placed) if placed.ending.is_none() => {
+                let mut placed = placed.clone();
+                placed.ending = Some(ending);
+                let nodes: Vec<_> = placed
+                    .allocation
+                    .nodes
+                    .iter()
+                    .map(|part| part.node.clone())
+                    .collect();
+                self.put_job(Job {
+                    phase: Phase::Placed(placed),
+                    ..(*job).clone()
+                });
+                for node in nodes {
+                    self.touch_job(&node, id);
+                }
+                self.finish_if_released(now, id);
+            }
+            Phase::Placed(_) | Phase::Ended { .. } => {}
+        }
+    }
+
+    /// A node holds nothing of a job any more.
+    pub(super) fn release(&mut self, now: Timestamp, id: JobId, node: &NodeName) {
+        let Some(job) = self.state.jobs.get(&id).cloned() else {
+            return;
+        };
+        let Some(mut placed) = job.placed().cloned() else {
+            return;
+        };
+        let Some(rank) = crate::broker::desired::rank_on(&placed, node) else {
+            return;
+        };
+        placed.ranks[rank].released = true;
+        self.output.room = true;
+        self.put_job(Job {
+            phase: Phase::Placed(placed),
+            ..(*job).clone()
+        });
+        self.state.update_link(node, |link| {
+            link.since.remove(&id);
+        });
+        self.touch(node);
+        self.finish_if_released(now, id);
+    }
+
+    fn finish_if_released(&mut self, now: Timestamp, id: JobId) {
+        let Some(job) = self.state.jobs.get(&id).cloned() else {
+            return;
+        };
+        let Some(placed) = job
+            .placed()
+            .filter(|placed| placed.ranks.iter().all(|rank| rank.released))
+        else {
+            return;
+        };
+        let Some(ending) = placed.ending.clone() else {
+            return;
+        };
+        let last = Some(placed.clone());
+        self.put_job(Job {
+            phase: Phase::Ended {
+                ending,
+                at: now,
+                last,
+            },
+            ..(*job).clone()
+        });
+        self.after_end(&job);
+    }
+
+    /// What an ended job leaves to do.
+    fn after_end(&mut self, job: &Job) {
+        self.output.room = true;
+        let session = job
+            .session
+            .and_then(|id| self.state.sessions.get(&id))
+            .map(Arc::clone);
+        if let Some(session) = session.filter(|session| session.job == Some(job.id)) {
+            if session.removing || session.ephemeral {
+                self.forget_session(session.id);
+            }
+        }
+    }
+
+    /// Forgets a session without a live job, and has its kept changes deleted.
+    pub(super) fn forget_session(&mut self, id: SessionId) {
+        let Some(session) = self.state.sessions.get(&id).cloned() else {
+            return;
+        };
+        for node in &session.kept_on {
+            if self.state.nodes.contains_key(node) {
+                self.state.removals.insert((node.clone(), id), ());
+                self.record(Change::PutRemoval(node.clone(), id));
+                self.touch(node);
+                self.state.update_link(node, |link| {
+                    link.removals_since.insert(id, link.generation);
+                });
+            }
+        }
+        self.state.remove_session(id);
+        self.record(Change::DeleteSession(id));
+    }
+}

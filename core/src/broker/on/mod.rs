@@ -1,0 +1,45 @@
+//! What each input does, one subject a file.
+
+mod directory;
+mod end;
+mod node;
+mod observed;
+mod open;
+mod session;
+mod tick;
+
+use super::{Broker, Input, Reject, Reply};
+use crate::model::time::Timestamp;
+
+impl Broker {
+    pub(super) fn dispatch(&mut self, now: Timestamp, input: Input) -> Result<Reply, Reject> {
+        match input {
+            Input::OpenSession(caller, request) => self.on_open(now, &caller, request),
+            Input::ExtendSession(caller, session, add) => self.on_extend(&caller, &session, add),
+            Input::StopSession(caller, session, job) => self.on_stop(now, &caller, &session, job),
+            Input::RemoveSession(caller, session) => self.on_remove(now, &caller, &session),
+            Input::Observed(observed) => self.on_observed(now, *observed),
+            Input::Disconnected(node) => self.on_disconnected(&node),
+            Input::Tick => self.on_tick(now),
+            Input::CreateNodeToken(caller, token) => self.on_create_node_token(now, &caller, token),
+            Input::JoinNode {
+                token,
+                node,
+                certificate,
+            } => self.on_join(now, &token, node, certificate),
+            Input::RenewNode {
+                node,
+                old,
+                certificate,
+            } => self.on_renew(&node, &old, certificate),
+            Input::DrainNode(caller, node, reason) => self.on_drain(&caller, &node, Some(reason)),
+            Input::ResumeNode(caller, node) => self.on_drain(&caller, &node, None),
+            Input::RemoveNode(caller, node) => self.on_remove_node(&caller, &node),
+            Input::PutUser(caller, user) => self.on_put_user(caller.as_ref(), user),
+            Input::AddSshKey(caller, key) => self.on_add_ssh_key(&caller, key),
+            Input::RemoveSshKey(caller, key) => self.on_remove_ssh_key(&caller, &key),
+            Input::CreateToken(caller, token) => self.on_create_token(&caller, token),
+            Input::RevokeToken(caller, id) => self.on_revoke_token(&caller, &id),
+        }
+    }
+}

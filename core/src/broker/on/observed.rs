@@ -1,0 +1,255 @@
+//! A node spoke.
+
+use std::sync::Arc;
+
+use crate::broker::change::Change;
+use crate::broker::desired::{held_on, rank_on};
+use crate::broker::{Broker, Effect, Reject, RejectKind, Reply};
+use crate::model::ids::{Incarnation, JobId, JobKey, NodeName};
+use crate::model::job::{Ending, Job, JobState, Phase, Placed};
+use crate::model::node::{EndCause, NodeRecord, Observed, ObservedJob, ObservedPhase};
+use crate::model::time::Timestamp;
+
+impl Broker {
+    pub(super) fn on_observed(&mut self, now: Timestamp, observed: Observed) -> Result<Reply, Reject> {
+        let node = observed.node.clone();
+        let record = Arc::clone(self.state.node_named(&node)?);
+        if self.is_late(&observed) {
+            return Err(Reject::new(
+                RejectKind::WrongState,
+                format!("a late report of node {node}"),
+            ));
+        }
+        self.catch_up(&observed);
+        self.note_record(&record, &observed);
+        let foreign = observed
+            .accepted
+            .as_ref()
+            .is_some_and(|(cluster, _)| *cluster != self.state.cluster.id);
+        let lease = self.state.settings.lease;
+        let observed = Arc::new(observed);
+        let former = self.state.links.get(&node).filter(|link| link.connected);
+        let former = former.and_then(|link| link.observed.as_ref());
+        // What it holds for jobs that are not ours any more, or not yet, is not free.
+        self.output.room |= former.is_none_or(|former| former.jobs != observed.jobs);
+        self.state.update_link(&node, |link| {
+            link.connected = true;
+            link.last_contact = now;
+            if !foreign {
+                // The answer to this report renews the lease from when it was sent, which is not after now.
+                link.lease_until = link.lease_until.max(now.after(lease));
+            }
+            link.observed = Some(Arc::clone(&observed));
+        });
+        self.output.effects.insert(Effect::SendDesired(node.clone()));
+        if !foreign {
+            for id in held_on(&self.state, &node) {
+                self.see_job(now, &node, id, &observed);
+            }
+            self.see_removals(&node);
+        }
+        Ok(Reply::Done)
+    }
+
+    /// Overtaken by a later report of the same agent process. A new process
+    /// counts from one again, on a new link: what came before is cut first.
+    fn is_late(&self, observed: &Observed) -> bool {
+        let link = self.state.links.get(&observed.node).filter(|link| link.connected);
+        link.and_then(|link| link.observed.as_ref())
+            .is_some_and(|last| last.boot_id == observed.boot_id && last.seq >= observed.seq)
+    }
+
+    /// A node that has accepted a later start than this one tells that our store
+    /// is older than the cluster: go on after what it has seen. What ran before
+    /// is unknown here, reported, and left alone; its ids are not used again.
+    fn catch_up(&mut self, observed: &Observed) {
+        let Some((cluster, seen)) = &observed.accepted else {
+            return;
+        };
+        if *cluster != self.state.cluster.id {
+            return;
+        }
+        let ours = self.state.cluster.incarnation;
+        let overtaken = seen.number > ours.number || (seen.number == ours.number && seen.nonce != ours.nonce);
+        let same_cluster = observed
+            .jobs
+            .iter()
+            .filter(|job| job.cluster == self.state.cluster.id);
+        let (jobs, sessions) = same_cluster.fold((0, 0), |(jobs, sessions), job| {
+            (
+                jobs.max(job.key.job.0 + 1),
+                sessions.max(job.session.map_or(0, |id| id.0 + 1)),
+            )
+        });
+        let record = &mut self.state.cluster;
+        let ids_behind = jobs > record.next_job || sessions > record.next_session;
+        record.next_job = record.next_job.max(jobs);
+        record.next_session = record.next_session.max(sessions);
+        if overtaken {
+            record.incarnation = Incarnation {
+                number: seen.number + 1,
+                nonce: ours.nonce,
+            };
+            let first = crate::model::ids::Generation::first_of(seen.number + 1);
+            self.state.next_generation = self.state.next_generation.max(first);
+            let nodes: Vec<NodeName> = self.state.links.keys().cloned().collect();
+            for node in nodes {
+                self.touch(&node);
+            }
+        }
+        if overtaken || ids_behind {
+            self.put_cluster();
+        }
+    }
+
+    fn note_record(&mut self, record: &NodeRecord, observed: &Observed) {
+        let unchanged = record.inventory == observed.inventory
+            && record.boot_id == observed.boot_id
+            && record.version == observed.version
+            && record.images == observed.images;
+        if !unchanged {
+            self.output.room = true;
+            self.put_node(NodeRecord {
+                inventory: observed.inventory.clone(),
+                boot_id: observed.boot_id.clone(),
+                version: observed.version.clone(),
+                images: observed.images.clone(),
+                ..record.clone()
+            });
+        }
+    }
+
+    /// Compares one job of a node with what the node says of it.
+    fn see_job(&mut self, now: Timestamp, node: &NodeName, id: JobId, observed: &Observed) {
+        let Some(job) = self.state.jobs.get(&id).cloned() else {
+            return;
+        };
+        let Some(placed) = job.placed() else { return };
+        let Some(rank) = rank_on(placed, node) else { return };
+        let key = JobKey {
+            job: id,
+            generation: placed.generation,
+        };
+        let ours = |seen: &&ObservedJob| seen.key == key && seen.cluster == self.state.cluster.id;
+        let seen = observed.jobs.iter().find(ours);
+        if let Some(seen) = seen {
+            self.see_rank(&job, placed, rank, seen);
+            if let Some(cause) = seen.cause {
+                self.end_job(now, id, ending(cause, seen, node));
+            }
+            if seen.phase == ObservedPhase::Released {
+                // A node does not release what it was not told to end without saying why.
+                self.end_job(now, id, ending(EndCause::Exited, seen, node));
+                self.release(now, id, node);
+            }
+            return;
+        }
+        // The node has acted on a desired state that holds this job as it stands
+        // now, and has nothing of it: it is gone there.
+        let applied = self.state.links.get(node).is_some_and(|link| {
+            link.has_applied(&self.state.cluster, link.since.get(&id).copied().unwrap_or(1))
+        });
+        if applied {
+            let reason = format!("node {node} no longer has it");
+            self.end_job(
+                now,
+                id,
+                Ending {
+                    state: JobState::NodeFail,
+                    reason,
+                    exit_code: None,
+                },
+            );
+            self.release(now, id, node);
+        }
+    }
+
+    fn see_rank(&mut self, job: &Job, placed: &Placed, rank: usize, seen: &ObservedJob) {
+        let mut status = placed.ranks[rank].clone();
+        // Ready is for good: what comes after it is an end.
+        status.ready |= seen.phase == ObservedPhase::Ready;
+        if !seen.host_key.is_empty() {
+            status.host_key.clone_from(&seen.host_key);
+        }
+        if status == placed.ranks[rank] {
+            return;
+        }
+        let mut placed = placed.clone();
+        placed.ranks[rank] = status;
+        let nodes: Vec<_> = placed
+            .allocation
+            .nodes
+            .iter()
+            .map(|part| part.node.clone())
+            .collect();
+        self.put_job(Job {
+            phase: Phase::Placed(placed),
+            ..job.clone()
+        });
+        for node in nodes {
+            self.touch_job(&node, job.id);
+        }
+    }
+
+    /// Kept changes that the node has deleted.
+    fn see_removals(&mut self, node: &NodeName) {
+        let waiting: Vec<_> = self
+            .state
+            .removals
+            .keys()
+            .filter(|(on, _)| on == node)
+            .map(|(_, session)| *session)
+            .collect();
+        for session in waiting {
+            let done = self.state.links.get(node).is_some_and(|link| {
+                let since = link.removals_since.get(&session).copied().unwrap_or(1);
+                link.has_applied(&self.state.cluster, since)
+            });
+            if done {
+                self.state.removals.remove(&(node.clone(), session));
+                self.state.update_link(node, |link| {
+                    link.removals_since.remove(&session);
+                });
+                self.record(Change::DeleteRemoval(node.clone(), session));
+                self.touch(node);
+            }
+        }
+    }
+
+    pub(super) fn on_disconnected(&mut self, node: &NodeName) -> Result<Reply, Reject> {
+        self.state.node_named(node)?;
+        self.state.update_link(node, |link| link.connected = false);
+        self.output.room = true;
+        Ok(Reply::Done)
+    }
+}
+
+/// The end that a node reports.
+fn ending(cause: EndCause, seen: &ObservedJob, node: &NodeName) -> Ending {
+    let (state, what) = match cause {
+        EndCause::StartFailed => (JobState::Failed, "could not be started"),
+        EndCause::Exited if seen.exit_code == Some(0) => (JobState::Completed, "its container ended"),
+        EndCause::Exited => (JobState::Failed, "its container ended"),
+        EndCause::OutOfMemory => (
+            JobState::OutOfMemory,
+            "ran out of memory and was ended by the kernel",
+        ),
+        EndCause::Deadline => (JobState::Timeout, "reached its time limit"),
+        EndCause::Lease => (
+            JobState::NodeFail,
+            "its node lost contact for longer than the lease",
+        ),
+        EndCause::Tombstone => (JobState::Cancelled, "was ended"),
+        EndCause::NodeRestarted => (JobState::NodeFail, "its node restarted"),
+    };
+    let detail = if seen.detail.is_empty() {
+        String::new()
+    } else {
+        format!(": {}", seen.detail)
+    };
+    Ending {
+        state,
+        reason: format!("{what} (node {node}){detail}"),
+        exit_code: seen.exit_code,
+    }
+}

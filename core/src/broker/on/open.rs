@@ -1,0 +1,332 @@
+//! A session is to be open: find it or create it, and see that it has a live job.
+
+use std::time::Duration;
+
+use crate::broker::input::{Caller, OpenSession};
+use crate::broker::{Broker, Reject, RejectKind, Reply};
+use crate::model::gpu::Inventory;
+use crate::model::ids::{JobId, SessionId, SessionName};
+use crate::model::job::{Job, JobKind, Phase};
+use crate::model::resources::{ResourceRequest, model_matches};
+use crate::model::session::{Session, SessionSpec};
+use crate::model::time::Timestamp;
+
+/// Sessions that one user may have; more is a script gone wrong.
+const MAX_SESSIONS_PER_USER: usize = 1_000;
+/// Jobs that may wait; beyond it the broker's memory would be the limit.
+const MAX_PENDING: usize = 200_000;
+/// Nodes of one job: the largest GPU cluster known has some ten thousand hosts.
+const MAX_NODES: u32 = 16_384;
+/// GPUs of one host: placement's masks are 64 bits wide.
+const MAX_GPUS_PER_NODE: u32 = 64;
+/// Hardware threads of one host.
+const MAX_CPUS: u32 = 65_536;
+/// Memory of one host, bytes: 64 TiB.
+const MAX_MEMORY: u64 = 64 << 40;
+/// Variables of a session, and bytes of them: they travel with each Desired.
+const MAX_ENV: usize = 256;
+const MAX_ENV_BYTES: usize = 32 * 1024;
+/// Characters of an image reference or a path.
+const MAX_TEXT: usize = 1_024;
+
+impl Broker {
+    pub(super) fn on_open(
+        &mut self,
+        now: Timestamp,
+        caller: &Caller,
+        request: OpenSession,
+    ) -> Result<Reply, Reject> {
+        if let Some(id) = self.repeated(caller, &request.request_key) {
+            return Ok(Reply::Session(id, true));
+        }
+        let existing = match &request.name {
+            Some(name) => self
+                .state
+                .session_names
+                .get(&(caller.user.clone(), name.clone()))
+                .copied(),
+            None => None,
+        };
+        match existing.and_then(|id| self.state.sessions.get(&id)).cloned() {
+            Some(session) => self.reopen(now, (*session).clone(), request),
+            None => self.create(now, caller, request),
+        }
+    }
+
+    fn repeated(&self, caller: &Caller, key: &str) -> Option<SessionId> {
+        self.state
+            .request_keys
+            .get(&(caller.user.clone(), key.to_owned()))
+            .copied()
+            .filter(|_| !key.is_empty())
+    }
+
+    fn reopen(
+        &mut self,
+        now: Timestamp,
+        mut session: Session,
+        request: OpenSession,
+    ) -> Result<Reply, Reject> {
+        let name = &session.name;
+        if session.removing {
+            return Err(
+                Reject::new(RejectKind::WrongState, format!("session {name} is being removed"))
+                    .hint("try again in a moment, or use another name"),
+            );
+        }
+        let live = self.state.live_job(&session).cloned();
+        if let Some(job) = live
+            .as_ref()
+            .filter(|job| job.placed().is_none_or(|p| p.ending.is_none()))
+        {
+            if request.must_start {
+                return Err(Reject::new(
+                    RejectKind::AlreadyExists,
+                    format!(
+                        "session {name} already has job {} ({})",
+                        job.id,
+                        job.state().name()
+                    ),
+                )
+                .hint(format!(
+                    "`carrel ssh {name}` enters it, `carrel stop {name}` ends it; or use another name"
+                )));
+            }
+            return Ok(Reply::Session(session.id, false));
+        }
+        if let Some(spec) = request.spec {
+            session.spec = self.complete(spec)?;
+        }
+        self.must_be_possible(&session.spec.request)?;
+        session.ephemeral = request.ephemeral;
+        session.request_key = request.request_key;
+        let id = session.id;
+        self.submit(now, session, live.map(|job| job.id))?;
+        Ok(Reply::Session(id, true))
+    }
+
+    fn create(&mut self, now: Timestamp, caller: &Caller, request: OpenSession) -> Result<Reply, Reject> {
+        let Some(spec) = request.spec else {
+            let name = request.name.map(|name| name.to_string()).unwrap_or_default();
+            return Err(
+                Reject::new(RejectKind::NotFound, format!("there is no session named {name}")).hint(format!(
+                    "`carrel open {name} --gpus N` makes one; `carrel ps` lists yours"
+                )),
+            );
+        };
+        let spec = self.complete(spec)?;
+        self.must_be_possible(&spec.request)?;
+        let owned = self.state.sessions_of(&caller.user).count();
+        if owned >= MAX_SESSIONS_PER_USER {
+            return Err(Reject::new(
+                RejectKind::Exhausted,
+                format!(
+                    "{} has {owned} sessions, the most that a user may have",
+                    caller.user
+                ),
+            )
+            .hint("`carrel rm NAME` removes one"));
+        }
+        let id = SessionId(self.state.cluster.next_session);
+        let name = match request.name {
+            Some(name) => name,
+            None => self.make_up_name(caller)?,
+        };
+        let session = Session {
+            id,
+            name,
+            owner: caller.user.clone(),
+            spec,
+            created: now,
+            ephemeral: request.ephemeral,
+            removing: false,
+            job: None,
+            kept_on: Vec::new(),
+            request_key: request.request_key,
+        };
+        self.state.cluster.next_session += 1;
+        self.submit(now, session, None)?;
+        Ok(Reply::Session(id, true))
+    }
+
+    /// "alloc-17", after the job that is about to be submitted.
+    fn make_up_name(&self, caller: &Caller) -> Result<SessionName, Reject> {
+        let next = self.state.cluster.next_job;
+        let names =
+            std::iter::once(format!("alloc-{next}")).chain((2..).map(|n| format!("alloc-{next}-{n}")));
+        for text in names {
+            let name: SessionName = text.parse().map_err(|bad: crate::model::ids::BadName| {
+                Reject::new(RejectKind::Invalid, bad.to_string())
+            })?;
+            if !self
+                .state
+                .session_names
+                .contains_key(&(caller.user.clone(), name.clone()))
+            {
+                return Ok(name);
+            }
+        }
+        unreachable!("names are endless")
+    }
+
+    fn submit(&mut self, now: Timestamp, mut session: Session, after: Option<JobId>) -> Result<(), Reject> {
+        if self.state.queue.len() >= MAX_PENDING {
+            return Err(
+                Reject::new(RejectKind::Exhausted, format!("{MAX_PENDING} jobs wait already"))
+                    .hint("try again when some have started"),
+            );
+        }
+        let id = JobId(self.state.cluster.next_job);
+        self.state.cluster.next_job += 1;
+        self.put_cluster();
+        let job = Job {
+            id,
+            name: session.name.to_string(),
+            kind: JobKind::Interactive,
+            owner: session.owner.clone(),
+            session: Some(session.id),
+            request: session.spec.request.clone(),
+            time_limit: session.spec.time_limit,
+            submitted: now,
+            after,
+            phase: Phase::Pending {
+                reason: "None".to_owned(),
+            },
+        };
+        session.job = Some(id);
+        self.put_session(session);
+        self.put_job(job);
+        self.schedule_new(now, id);
+        Ok(())
+    }
+
+    /// Fills in the cluster's defaults, and refuses what makes no sense.
+    fn complete(&self, mut spec: SessionSpec) -> Result<SessionSpec, Reject> {
+        let invalid = |message: String| Err(Reject::new(RejectKind::Invalid, message));
+        let settings = &self.state.settings;
+        let request = &mut spec.request;
+        for (what, value, most) in [
+            ("nodes", u64::from(request.nodes), u64::from(MAX_NODES)),
+            (
+                "GPUs a node",
+                u64::from(request.gpus_per_node),
+                u64::from(MAX_GPUS_PER_NODE),
+            ),
+            (
+                "CPUs a node",
+                u64::from(request.cpus_per_node),
+                u64::from(MAX_CPUS),
+            ),
+            (
+                "bytes of memory a node",
+                request.memory_bytes_per_node,
+                MAX_MEMORY,
+            ),
+        ] {
+            if value > most {
+                return invalid(format!(
+                    "{value} {what} are more than any host has ({most} at most)"
+                ));
+            }
+        }
+        if request.nodes == 0 {
+            return invalid("0 nodes were asked for; at least 1 is needed".to_owned());
+        }
+        if spec.time_limit.is_zero() {
+            spec.time_limit = settings.default_time;
+        }
+        if spec.time_limit > settings.max_time {
+            return Err(Reject::new(
+                RejectKind::Invalid,
+                format!(
+                    "a time limit of {} is over this cluster's",
+                    hours(spec.time_limit)
+                ),
+            )
+            .hint(format!("the longest is {}", hours(settings.max_time))));
+        }
+        if spec.image.is_empty() {
+            spec.image.clone_from(&settings.default_image);
+        }
+        if spec.image.is_empty() {
+            return Err(Reject::new(
+                RejectKind::Invalid,
+                "no image was asked for, and this cluster has no default",
+            )
+            .hint("add --image REFERENCE"));
+        }
+        if spec.image.len() > MAX_TEXT || spec.workdir.len() > MAX_TEXT || request.gpu_model.len() > MAX_TEXT
+        {
+            return invalid(format!("an image, path or model of over {MAX_TEXT} characters"));
+        }
+        let bytes: usize = spec
+            .env
+            .iter()
+            .map(|(name, value)| name.len() + value.len())
+            .sum();
+        if spec.env.len() > MAX_ENV || bytes > MAX_ENV_BYTES {
+            return invalid(format!(
+                "{} variables of {bytes} bytes are too many ({MAX_ENV} of {MAX_ENV_BYTES} at most)",
+                spec.env.len()
+            ));
+        }
+        self.default_sizes(&mut spec.request);
+        Ok(spec)
+    }
+
+    /// CPUs and memory where none were asked for: the default, but no more than
+    /// the GPUs' share of the smallest node that could be meant.
+    fn default_sizes(&self, request: &mut ResourceRequest) {
+        let settings = &self.state.settings;
+        let gpus = request.gpus_per_node;
+        let matching = |inventory: &Inventory| {
+            let all = inventory.gpus.iter();
+            all.filter(|gpu| model_matches(&request.gpu_model, &gpu.model))
+                .count()
+        };
+        let have = |least: usize| {
+            let all = self.state.nodes.values().map(|node| &node.inventory);
+            let meant = all.filter(|inventory| inventory.cpus > 0 && matching(inventory) >= least);
+            meant.collect::<Vec<_>>()
+        };
+        let mut hosts = have(gpus as usize);
+        if hosts.is_empty() {
+            // Refused in any case; the reason is then the GPUs, and not what they would have come with.
+            hosts = have(1);
+        }
+        let share = |of: u64, have: usize| {
+            if gpus == 0 {
+                of
+            } else {
+                of * u64::from(gpus).min(have as u64) / have.max(1) as u64
+            }
+        };
+        let (mut cpus, mut memory) = if gpus == 0 {
+            (u64::from(settings.cpus), settings.memory)
+        } else {
+            (
+                u64::from(settings.cpus_per_gpu) * u64::from(gpus),
+                settings.memory_per_gpu * u64::from(gpus),
+            )
+        };
+        for inventory in hosts {
+            cpus = cpus.min(share(u64::from(inventory.cpus), inventory.gpus.len()));
+            memory = memory.min(share(inventory.memory_bytes, inventory.gpus.len()));
+        }
+        if request.cpus_per_node == 0 {
+            request.cpus_per_node = u32::try_from(cpus.max(1)).unwrap_or(u32::MAX);
+        }
+        if request.memory_bytes_per_node == 0 {
+            request.memory_bytes_per_node = memory.max(64 << 20);
+        }
+    }
+}
+
+fn hours(duration: Duration) -> String {
+    let minutes = duration.as_secs() / 60;
+    match (minutes / 60, minutes % 60) {
+        (0, minutes) => format!("{minutes} min"),
+        (hours, 0) => format!("{hours} h"),
+        (hours, minutes) => format!("{hours} h {minutes} min"),
+    }
+}

@@ -1,0 +1,119 @@
+//! What users do to their sessions.
+
+use std::time::Duration;
+
+use crate::broker::input::{Caller, SessionRef};
+use crate::broker::{Broker, Reject, RejectKind, Reply};
+use crate::model::ids::JobId;
+use crate::model::job::{Ending, Job, JobState, Phase};
+use crate::model::time::Timestamp;
+
+impl Broker {
+    pub(super) fn on_extend(
+        &mut self,
+        caller: &Caller,
+        wanted: &SessionRef,
+        add: Duration,
+    ) -> Result<Reply, Reject> {
+        let session = self.state.session_for(caller, wanted)?;
+        let name = session.name.clone();
+        let job = self.state.live_job(session).cloned();
+        let Some((job, mut placed)) = job.and_then(|job| job.placed().cloned().map(|placed| (job, placed)))
+        else {
+            return Err(
+                Reject::new(RejectKind::WrongState, format!("session {name} is not running"))
+                    .hint(format!("`carrel open {name}` starts it")),
+            );
+        };
+        if placed.ending.is_some() {
+            return Err(Reject::new(
+                RejectKind::WrongState,
+                format!("session {name} is already ending"),
+            ));
+        }
+        if add.is_zero() {
+            return Err(Reject::new(RejectKind::Invalid, "the time to add is zero").hint("for example +2h"));
+        }
+        let latest = placed.started.after(self.state.settings.max_time);
+        let deadline = placed.deadline.after(add);
+        if deadline > latest {
+            let left = latest.since(placed.deadline).as_secs() / 60;
+            return Err(Reject::new(
+                RejectKind::Invalid,
+                format!("session {name} would run longer than this cluster allows"),
+            )
+            .hint(format!("at most {left} more minutes can be added")));
+        }
+        placed.deadline = deadline;
+        let nodes: Vec<_> = placed
+            .allocation
+            .nodes
+            .iter()
+            .map(|part| part.node.clone())
+            .collect();
+        self.put_job(Job {
+            phase: Phase::Placed(placed),
+            ..(*job).clone()
+        });
+        for node in nodes {
+            self.touch_job(&node, job.id);
+        }
+        Ok(Reply::Deadline(deadline))
+    }
+
+    pub(super) fn on_stop(
+        &mut self,
+        now: Timestamp,
+        caller: &Caller,
+        wanted: &SessionRef,
+        only: Option<JobId>,
+    ) -> Result<Reply, Reject> {
+        let session = self.state.session_for(caller, wanted)?;
+        let id = session.id;
+        let live = self.state.live_job(session).map(|job| job.id);
+        // A stop that is repeated, or comes after the end, finds nothing to do.
+        if let Some(job) = live.filter(|job| only.is_none_or(|only| only == *job)) {
+            self.stop_job(now, job, &format!("stopped by {}", caller.user));
+        }
+        Ok(Reply::Session(id, false))
+    }
+
+    pub(super) fn on_remove(
+        &mut self,
+        now: Timestamp,
+        caller: &Caller,
+        wanted: &SessionRef,
+    ) -> Result<Reply, Reject> {
+        let session = self.state.session_for(caller, wanted)?;
+        let mut session = (**session).clone();
+        let live = self.state.live_job(&session).map(|job| job.id);
+        session.removing = true;
+        let id = session.id;
+        self.put_session(session);
+        match live {
+            Some(job) => self.stop_job(now, job, &format!("removed by {}", caller.user)),
+            None => self.forget_session(id),
+        }
+        Ok(Reply::Session(id, false))
+    }
+
+    /// Ends a job by its user's wish.
+    fn stop_job(&mut self, now: Timestamp, id: JobId, reason: &str) {
+        let Some(job) = self.state.jobs.get(&id) else {
+            return;
+        };
+        let state = match job.state() {
+            JobState::Pending | JobState::Configuring => JobState::Cancelled,
+            _ => JobState::Completed,
+        };
+        self.end_job(
+            now,
+            id,
+            Ending {
+                state,
+                reason: reason.to_owned(),
+                exit_code: None,
+            },
+        );
+    }
+}

@@ -1,0 +1,99 @@
+//! Time passed.
+
+use crate::broker::change::Change;
+use crate::broker::desired::held_on;
+use crate::broker::{Broker, Effect, Reject, Reply};
+use crate::model::ids::{JobId, NodeName};
+use crate::model::job::{Ending, JobState};
+use crate::model::time::Timestamp;
+
+impl Broker {
+    pub(super) fn on_tick(&mut self, now: Timestamp) -> Result<Reply, Reject> {
+        self.end_overdue(now);
+        self.give_up_lost_nodes(now);
+        self.forget_expired_tokens(now);
+        Ok(Reply::Done)
+    }
+
+    fn end_overdue(&mut self, now: Timestamp) {
+        let due = self.state.deadlines.iter().take_while(|(at, _)| *at <= now);
+        let due: Vec<JobId> = due.map(|(_, id)| *id).collect();
+        for id in due {
+            let reason = "reached its time limit".to_owned();
+            self.end_job(
+                now,
+                id,
+                Ending {
+                    state: JobState::Timeout,
+                    reason,
+                    exit_code: None,
+                },
+            );
+        }
+    }
+
+    /// Nodes that are silent get no more jobs; once the last lease that they may
+    /// hold is past, their jobs are over.
+    fn give_up_lost_nodes(&mut self, now: Timestamp) {
+        let settings = &self.state.settings;
+        let silent: Vec<NodeName> = self
+            .state
+            .links
+            .iter()
+            .filter(|(_, link)| link.connected && link.last_contact.after(settings.contact_timeout) <= now)
+            .map(|(node, _)| node.clone())
+            .collect();
+        let lost: Vec<NodeName> = self
+            .state
+            .links
+            .iter()
+            .filter(|(_, link)| link.lease_until.after(settings.lease_margin) <= now)
+            .map(|(node, _)| node.clone())
+            .collect();
+        self.output.room |= !silent.is_empty();
+        for node in silent {
+            self.state.update_link(&node, |link| link.connected = false);
+            // A half-open connection would never say so by itself.
+            self.output.effects.insert(Effect::Disconnect(node));
+        }
+        for node in lost {
+            for id in held_on(&self.state, &node) {
+                let reason = format!("node {node} was lost: not heard of for longer than its lease");
+                self.end_job(
+                    now,
+                    id,
+                    Ending {
+                        state: JobState::NodeFail,
+                        reason,
+                        exit_code: None,
+                    },
+                );
+                self.release(now, id, &node);
+            }
+        }
+    }
+
+    fn forget_expired_tokens(&mut self, now: Timestamp) {
+        let hashes: Vec<_> = self
+            .state
+            .node_tokens
+            .values()
+            .filter(|token| token.expires <= now)
+            .map(|token| token.hash)
+            .collect();
+        for hash in hashes {
+            self.state.node_tokens.remove(&hash);
+            self.record(Change::DeleteNodeToken(hash));
+        }
+        let ids: Vec<_> = self
+            .state
+            .tokens
+            .values()
+            .filter(|token| token.expires <= now)
+            .map(|token| token.id.clone())
+            .collect();
+        for id in ids {
+            self.delete_token(&id);
+        }
+    }
+}

@@ -1,0 +1,309 @@
+//! One scheduling pass: gives free resources to pending jobs.
+
+use super::state::State;
+use super::{Broker, Reject, RejectKind};
+use crate::model::ids::{JobId, NodeName, SessionId};
+use crate::model::job::{Job, Phase, Placed, RankStatus};
+use crate::model::resources::{Allocation, ResourceRequest};
+use crate::model::time::Timestamp;
+use crate::placement::{HostView, WhyNot, place};
+use crate::queue;
+
+impl Broker {
+    /// Looks at the pending jobs in order and starts those that fit.
+    ///
+    /// A job that could run on what the reachable nodes have, were it free, is
+    /// not overtaken: the pass ends with it. One that waits for something else
+    /// (a node to come back, its own former run) lets others pass.
+    pub(super) fn schedule(&mut self, now: Timestamp) {
+        self.state.blocked_by = None;
+        let waiting: Vec<JobId> = queue::order(&self.state).collect();
+        for id in waiting {
+            if !self.consider(now, id) {
+                self.state.blocked_by = Some(id);
+                return;
+            }
+        }
+    }
+
+    /// Looks at a job that has just been queued, when nothing else has changed:
+    /// those before it were looked at, and have what they can have.
+    pub(super) fn schedule_new(&mut self, now: Timestamp, id: JobId) {
+        if self.state.blocked_by.is_none() && !self.consider(now, id) {
+            self.state.blocked_by = Some(id);
+        }
+    }
+
+    /// Starts a pending job if it fits. Whether those behind it may be looked at.
+    fn consider(&mut self, now: Timestamp, id: JobId) -> bool {
+        let Some(job) = self.state.jobs.get(&id).cloned() else {
+            return true;
+        };
+        if let Some(former) = self.waits_for(&job) {
+            let reason = format!("Dependency: the session's former run, job {former}, is still ending");
+            self.set_reason(&job, reason);
+            return true;
+        }
+        let kept = job
+            .session
+            .map(|session| self.kept_on(session))
+            .unwrap_or_default();
+        let why = match find_place(&self.state, &job.request, &kept) {
+            Ok(allocation) => {
+                self.give(now, &job, allocation);
+                return true;
+            }
+            Err(why) => why,
+        };
+        let blocks = fits_when_free(&self.state, &job.request);
+        let word = if blocks { "Resources" } else { "ReqNodeNotAvail" };
+        self.set_reason(&job, format!("{word}: {}", summary(&why)));
+        !blocks
+    }
+
+    /// The job's predecessor, as long as that holds something.
+    fn waits_for(&self, job: &Job) -> Option<JobId> {
+        job.after.filter(|former| {
+            self.state
+                .jobs
+                .get(former)
+                .is_some_and(|job| !job.state().is_final())
+        })
+    }
+
+    fn kept_on(&self, session: SessionId) -> Vec<NodeName> {
+        self.state
+            .sessions
+            .get(&session)
+            .map(|session| session.kept_on.clone())
+            .unwrap_or_default()
+    }
+
+    fn set_reason(&mut self, job: &Job, reason: String) {
+        let unchanged = matches!(&job.phase, Phase::Pending { reason: old } if *old == reason);
+        if !unchanged {
+            // Reasons are found anew by each pass: they are not worth a write to the store.
+            let job = Job {
+                phase: Phase::Pending { reason },
+                ..job.clone()
+            };
+            self.state.insert_job(std::sync::Arc::new(job));
+        }
+    }
+
+    fn give(&mut self, now: Timestamp, job: &Job, allocation: Allocation) {
+        self.state.next_generation = self.state.next_generation.next();
+        let nodes: Vec<NodeName> = allocation.nodes.iter().map(|part| part.node.clone()).collect();
+        let placed = Placed {
+            generation: self.state.next_generation,
+            ranks: vec![RankStatus::default(); nodes.len()],
+            allocation,
+            started: now,
+            deadline: now.after(job.time_limit),
+            ending: None,
+        };
+        self.put_job(Job {
+            phase: Phase::Placed(placed),
+            ..job.clone()
+        });
+        if let Some(session) = job.session.and_then(|id| self.state.sessions.get(&id)).cloned() {
+            let mut session = (*session).clone();
+            let new: Vec<_> = nodes
+                .iter()
+                .filter(|node| !session.kept_on.contains(node))
+                .cloned()
+                .collect();
+            if !new.is_empty() {
+                session.kept_on.extend(new);
+                self.put_session(session);
+            }
+        }
+        for node in &nodes {
+            self.touch_job(node, job.id);
+        }
+    }
+
+    /// A job's place in a node's desired state changed.
+    pub(super) fn touch_job(&mut self, node: &NodeName, job: JobId) {
+        self.touch(node);
+        self.state.update_link(node, |link| {
+            link.since.insert(job, link.generation);
+        });
+    }
+
+    /// Refuses a request that no set of this cluster's nodes could ever hold.
+    pub(super) fn must_be_possible(&self, request: &ResourceRequest) -> Result<(), Reject> {
+        let hosts = every_host(&self.state, HostState::Whole);
+        match place(&views(&hosts), request) {
+            Ok(_) => Ok(()),
+            Err(why) => {
+                let hint = match why.nearest {
+                    Some(nearest) => format!("the nearest that this cluster has: {nearest}"),
+                    None => "`carrel nodes` lists what this cluster has".to_owned(),
+                };
+                let message = if self.state.nodes.is_empty() {
+                    "this cluster has no nodes yet".to_owned()
+                } else {
+                    format!("this cluster can never hold that: {}", list(&why.refusals))
+                };
+                Err(Reject::new(RejectKind::Invalid, message).hint(hint))
+            }
+        }
+    }
+}
+
+/// A place for a request on what is free: where its session's changes are kept, if that fits.
+pub(super) fn find_place(
+    state: &State,
+    request: &ResourceRequest,
+    kept_on: &[NodeName],
+) -> Result<Allocation, WhyNot> {
+    let hosts = every_host(state, HostState::Free);
+    if !kept_on.is_empty() && request.nodes == 1 {
+        let kept: Vec<_> = views(&hosts)
+            .into_iter()
+            .filter(|host| kept_on.contains(host.node))
+            .collect();
+        if let Ok(allocation) = place(&kept, request) {
+            return Ok(allocation);
+        }
+    }
+    place(&views(&hosts), request)
+}
+
+/// The request fits on the nodes that are reachable and in service, were all of them free.
+pub(super) fn fits_when_free(state: &State, request: &ResourceRequest) -> bool {
+    place(&views(&every_host(state, HostState::Emptied)), request).is_ok()
+}
+
+/// One sentence for people.
+pub(super) fn summary(why: &WhyNot) -> String {
+    match &why.nearest {
+        Some(nearest) => format!("{}; nearest now: {nearest}", list(&why.refusals)),
+        None => list(&why.refusals),
+    }
+}
+
+fn list(refusals: &[(crate::placement::Refusal, u32)]) -> String {
+    let parts: Vec<String> = refusals
+        .iter()
+        .map(|(refusal, hosts)| {
+            format!(
+                "{refusal} on {hosts} {}",
+                if *hosts == 1 { "node" } else { "nodes" }
+            )
+        })
+        .collect();
+    if parts.is_empty() {
+        "no node is there".to_owned()
+    } else {
+        parts.join(", ")
+    }
+}
+
+/// Which of a host's resources to look at.
+#[derive(Clone, Copy)]
+enum HostState {
+    /// What is free now on nodes that are reachable and in service.
+    Free,
+    /// All of what nodes have that are reachable and in service.
+    Emptied,
+    /// All of what any node has.
+    Whole,
+}
+
+struct Host<'a> {
+    node: &'a NodeName,
+    inventory: &'a crate::model::gpu::Inventory,
+    free_gpus: u64,
+    free_cpus: u32,
+    free_memory: u64,
+    unavailable: Option<String>,
+}
+
+fn views<'a>(hosts: &'a [Host<'a>]) -> Vec<HostView<'a>> {
+    hosts
+        .iter()
+        .map(|host| HostView {
+            node: host.node,
+            inventory: host.inventory,
+            free_gpus: host.free_gpus,
+            free_cpus: host.free_cpus,
+            free_memory: host.free_memory,
+            unavailable: host.unavailable.as_deref(),
+        })
+        .collect()
+}
+
+fn every_host(state: &State, what: HostState) -> Vec<Host<'_>> {
+    state
+        .nodes
+        .iter()
+        .map(|(name, _)| host(state, name, what))
+        .collect()
+}
+
+fn host<'a>(state: &'a State, name: &'a NodeName, what: HostState) -> Host<'a> {
+    let record = &state.nodes[name];
+    let inventory = &record.inventory;
+    // Placement's masks are 64 bits wide; it places nothing beyond.
+    let healthy = inventory
+        .gpus
+        .iter()
+        .enumerate()
+        .take(64)
+        .filter(|(_, gpu)| gpu.drained.is_none());
+    let mut free_gpus = healthy.fold(0u64, |mask, (position, _)| mask | 1 << position);
+    let mut cpus = u64::from(inventory.cpus);
+    let mut memory = inventory.memory_bytes;
+    let unavailable = match what {
+        HostState::Whole => None,
+        HostState::Free | HostState::Emptied => state.unavailable(name),
+    };
+    if matches!(what, HostState::Free) {
+        let mut take = |gpu: &crate::model::ids::GpuUuid| {
+            if let Some(position) = inventory.gpus.iter().take(64).position(|info| info.uuid == *gpu) {
+                free_gpus &= !(1 << position);
+            }
+        };
+        if let Some(usage) = state.usage.get(name) {
+            usage.gpus.keys().for_each(&mut take);
+            cpus = cpus.saturating_sub(usage.cpus);
+            memory = memory.saturating_sub(usage.memory);
+        }
+        for stranger in state.strangers(name) {
+            stranger.gpus.iter().for_each(&mut take);
+            cpus = cpus.saturating_sub(u64::from(stranger.cpus));
+            memory = memory.saturating_sub(stranger.memory_bytes);
+        }
+    }
+    Host {
+        node: name,
+        inventory,
+        free_gpus,
+        free_cpus: u32::try_from(cpus).unwrap_or(u32::MAX),
+        free_memory: memory,
+        unavailable,
+    }
+}
+
+impl State {
+    /// Why a node gets no new jobs; none: it does.
+    pub fn unavailable(&self, name: &NodeName) -> Option<String> {
+        if let Some(reason) = self.nodes.get(name).and_then(|node| node.drained.as_ref()) {
+            return Some(format!("node is drained ({reason})"));
+        }
+        let Some(link) = self.links.get(name) else {
+            return Some("node is down".to_owned());
+        };
+        let Some(observed) = link.observed.as_ref().filter(|_| link.connected) else {
+            return Some("node is down".to_owned());
+        };
+        match &observed.accepted {
+            Some((cluster, _)) if *cluster != self.cluster.id => {
+                Some(format!("node belongs to another cluster ({cluster})"))
+            }
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! What an operator may set.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+const GIB: u64 = 1 << 30;
+
+/// What an operator may set.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Settings {
+    /// Cluster name, for people and `SLURM_CLUSTER_NAME`.
+    pub cluster_name: String,
+    /// Domain of host principals: "dev.alice.carrel".
+    pub domain: String,
+    /// Image used when none is asked for; empty: one must be asked for.
+    pub default_image: String,
+    /// Time limit used when none is asked for.
+    pub default_time: Duration,
+    /// Longest time limit, extensions included.
+    pub max_time: Duration,
+    /// How long a node may go on without contact before it ends its jobs.
+    pub lease: Duration,
+    /// How much longer the broker waits before it counts such a job as ended.
+    pub lease_margin: Duration,
+    /// A node that was not heard of for so long gets no new jobs.
+    pub contact_timeout: Duration,
+    /// Between the terminate signal and the kill.
+    pub grace: Duration,
+    /// Hardware threads a GPU when none are asked for, as far as the nodes have them.
+    pub cpus_per_gpu: u32,
+    /// Memory a GPU, bytes, when none is asked for, as far as the nodes have it.
+    pub memory_per_gpu: u64,
+    /// Hardware threads of a job without GPUs when none are asked for.
+    pub cpus: u32,
+    /// Memory of a job without GPUs, bytes, when none is asked for.
+    pub memory: u64,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            cluster_name: "carrel".into(),
+            domain: "carrel".into(),
+            default_image: String::new(),
+            default_time: Duration::from_hours(8),
+            max_time: Duration::from_hours(7 * 24),
+            lease: Duration::from_mins(10),
+            lease_margin: Duration::from_secs(30),
+            contact_timeout: Duration::from_secs(20),
+            grace: Duration::from_secs(10),
+            cpus_per_gpu: 12,
+            memory_per_gpu: 128 * GIB,
+            cpus: 2,
+            memory: 4 * GIB,
+        }
+    }
+}

@@ -1,0 +1,388 @@
+//! Everything that a broker knows.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use imbl::{OrdMap, OrdSet};
+
+use super::change::{Change, ClusterRecord};
+use super::settings::Settings;
+use crate::model::ids::{
+    ClusterId, Generation, GpuUuid, Incarnation, JobId, JobKey, NodeName, SessionId, SessionName, UserName,
+};
+use crate::model::job::{Job, Phase};
+use crate::model::node::{NodeRecord, Observed, ObservedPhase};
+use crate::model::session::Session;
+use crate::model::time::Timestamp;
+use crate::model::user::{ApiToken, NodeToken, User};
+
+/// Everything that a broker knows. Cloning is cheap: the maps share their parts.
+///
+/// What is kept in the store comes first; what follows is derived from it or
+/// heard from nodes, and is built anew at a start.
+#[derive(Clone, Debug)]
+pub struct State {
+    /// What the operator set.
+    pub settings: Settings,
+    /// The cluster's record.
+    pub cluster: ClusterRecord,
+    /// The directory.
+    pub users: OrdMap<UserName, Arc<User>>,
+    /// API tokens by id.
+    pub tokens: OrdMap<Arc<str>, Arc<ApiToken>>,
+    /// Nodes' one-time tokens by hash.
+    pub node_tokens: OrdMap<[u8; 32], Arc<NodeToken>>,
+    /// Nodes.
+    pub nodes: OrdMap<NodeName, Arc<NodeRecord>>,
+    /// Sessions.
+    pub sessions: OrdMap<SessionId, Arc<Session>>,
+    /// Jobs, ended ones too.
+    pub jobs: OrdMap<JobId, Arc<Job>>,
+    /// Kept changes that nodes are to delete.
+    pub removals: OrdMap<(NodeName, SessionId), ()>,
+
+    /// API tokens by hash.
+    pub token_hashes: OrdMap<[u8; 32], Arc<str>>,
+    /// Sessions by owner and name.
+    pub session_names: OrdMap<(UserName, SessionName), SessionId>,
+    /// Sessions by the key of the request that last started them.
+    pub request_keys: OrdMap<(UserName, String), SessionId>,
+    /// Pending jobs, in the order in which they were accepted.
+    pub queue: OrdSet<JobId>,
+    /// The pending job that those behind it may not overtake, as the last pass found it.
+    pub blocked_by: Option<JobId>,
+    /// Jobs that hold something, by when they end at the latest.
+    pub deadlines: OrdSet<(Timestamp, JobId)>,
+    /// What live jobs hold on each node.
+    pub usage: OrdMap<NodeName, Arc<NodeUsage>>,
+    /// Jobs with something unreleased on each node.
+    pub placed_on: OrdMap<NodeName, OrdSet<JobId>>,
+    /// Contact with each node since the start.
+    pub links: OrdMap<NodeName, Arc<NodeLink>>,
+    /// The next allocation's fencing token.
+    pub next_generation: Generation,
+    /// When this process started.
+    pub started: Timestamp,
+}
+
+/// What live jobs hold on a node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeUsage {
+    /// Who holds each GPU.
+    pub gpus: BTreeMap<GpuUuid, JobKey>,
+    /// Hardware threads held.
+    pub cpus: u64,
+    /// Bytes of memory held.
+    pub memory: u64,
+}
+
+/// Contact with a node since the broker's start.
+#[derive(Clone, Debug)]
+pub struct NodeLink {
+    /// The agent's stream is up.
+    pub connected: bool,
+    /// When it last spoke.
+    pub last_contact: Timestamp,
+    /// The latest time at which it may still hold a lease.
+    pub lease_until: Timestamp,
+    /// Generation of its desired state.
+    pub generation: u64,
+    /// Generation since which each job stands in its desired state as it does now.
+    pub since: OrdMap<JobId, u64>,
+    /// Generation since which each removal stands in it.
+    pub removals_since: OrdMap<SessionId, u64>,
+    /// What it last said.
+    pub observed: Option<Arc<Observed>>,
+}
+
+impl NodeLink {
+    /// A link to a node that has not spoken yet.
+    pub(super) fn new(lease_until: Timestamp) -> Self {
+        Self {
+            connected: false,
+            last_contact: Timestamp(0),
+            lease_until,
+            generation: 1,
+            since: OrdMap::new(),
+            removals_since: OrdMap::new(),
+            observed: None,
+        }
+    }
+
+    /// The node has acted on this incarnation's desired state of this generation, or a later one.
+    pub(super) fn has_applied(&self, cluster: &ClusterRecord, generation: u64) -> bool {
+        self.observed.as_ref().is_some_and(|observed| {
+            let ours = observed
+                .accepted
+                .as_ref()
+                .is_some_and(|(id, incarnation)| *id == cluster.id && *incarnation == cluster.incarnation);
+            ours && observed.generation >= generation
+        })
+    }
+}
+
+impl State {
+    pub(super) fn start(
+        settings: Settings,
+        records: Vec<Change>,
+        new_cluster: ClusterId,
+        nonce: u64,
+        now: Timestamp,
+    ) -> Self {
+        let lease_ms = u64::try_from(settings.lease.as_millis()).unwrap_or(u64::MAX);
+        let mut state = Self {
+            settings,
+            cluster: ClusterRecord {
+                id: new_cluster,
+                incarnation: Incarnation::default(),
+                next_job: 1,
+                next_session: 1,
+                lease_ms,
+            },
+            users: OrdMap::new(),
+            tokens: OrdMap::new(),
+            node_tokens: OrdMap::new(),
+            nodes: OrdMap::new(),
+            sessions: OrdMap::new(),
+            jobs: OrdMap::new(),
+            removals: OrdMap::new(),
+            token_hashes: OrdMap::new(),
+            session_names: OrdMap::new(),
+            request_keys: OrdMap::new(),
+            queue: OrdSet::new(),
+            blocked_by: None,
+            deadlines: OrdSet::new(),
+            usage: OrdMap::new(),
+            placed_on: OrdMap::new(),
+            links: OrdMap::new(),
+            next_generation: Generation::default(),
+            started: now,
+        };
+        for record in records {
+            state.apply(record);
+        }
+        // Leases given before this start end at most one former lease after it.
+        let lease_until = now.after(std::time::Duration::from_millis(
+            state.cluster.lease_ms.max(lease_ms),
+        ));
+        state.cluster.lease_ms = state.cluster.lease_ms.max(lease_ms);
+        state.cluster.incarnation = Incarnation {
+            number: state.cluster.incarnation.number + 1,
+            nonce,
+        };
+        state.next_generation = Generation::first_of(state.cluster.incarnation.number);
+        for node in state.nodes.keys() {
+            state
+                .links
+                .insert(node.clone(), Arc::new(NodeLink::new(lease_until)));
+        }
+        state
+    }
+
+    /// Applies one record of the store.
+    fn apply(&mut self, change: Change) {
+        match change {
+            Change::PutCluster(record) => self.cluster = record,
+            Change::PutUser(user) => {
+                self.users.insert(user.name.clone(), user);
+            }
+            Change::DeleteUser(name) => {
+                self.users.remove(&name);
+            }
+            Change::PutToken(token) => {
+                self.token_hashes.insert(token.hash, Arc::clone(&token.id));
+                self.tokens.insert(Arc::clone(&token.id), token);
+            }
+            Change::DeleteToken(id) => {
+                if let Some(token) = self.tokens.remove(&id) {
+                    self.token_hashes.remove(&token.hash);
+                }
+            }
+            Change::PutNodeToken(token) => {
+                self.node_tokens.insert(token.hash, token);
+            }
+            Change::DeleteNodeToken(hash) => {
+                self.node_tokens.remove(&hash);
+            }
+            Change::PutNode(node) => {
+                self.nodes.insert(node.name.clone(), node);
+            }
+            Change::DeleteNode(name) => {
+                self.nodes.remove(&name);
+            }
+            Change::PutSession(session) => self.insert_session(session),
+            Change::DeleteSession(id) => self.remove_session(id),
+            Change::PutJob(job) => self.insert_job(job),
+            Change::PutRemoval(node, session) => {
+                self.removals.insert((node, session), ());
+            }
+            Change::DeleteRemoval(node, session) => {
+                self.removals.remove(&(node, session));
+            }
+        }
+    }
+
+    /// Puts a job in place of its former self, indexes and all.
+    pub(super) fn insert_job(&mut self, job: Arc<Job>) {
+        if let Some(old) = self.jobs.get(&job.id).map(Arc::clone) {
+            self.count(&old, false);
+        }
+        self.count(&job, true);
+        self.jobs.insert(job.id, job);
+    }
+
+    /// Adds a job to the indexes, or takes it out.
+    fn count(&mut self, job: &Job, add: bool) {
+        match &job.phase {
+            Phase::Pending { .. } if add => {
+                self.queue.insert(job.id);
+            }
+            Phase::Pending { .. } => {
+                self.queue.remove(&job.id);
+            }
+            Phase::Placed(placed) => {
+                if add {
+                    self.deadlines.insert((placed.deadline, job.id));
+                } else {
+                    self.deadlines.remove(&(placed.deadline, job.id));
+                }
+                let key = JobKey {
+                    job: job.id,
+                    generation: placed.generation,
+                };
+                let held = placed
+                    .allocation
+                    .nodes
+                    .iter()
+                    .zip(&placed.ranks)
+                    .filter(|(_, rank)| !rank.released);
+                for (part, _) in held {
+                    let mut usage = self
+                        .usage
+                        .get(&part.node)
+                        .map(|usage| (**usage).clone())
+                        .unwrap_or_default();
+                    if add {
+                        usage.gpus.extend(part.gpus.iter().map(|gpu| (gpu.clone(), key)));
+                        usage.cpus += u64::from(part.cpus);
+                        usage.memory += part.memory_bytes;
+                    } else {
+                        for gpu in &part.gpus {
+                            usage.gpus.remove(gpu);
+                        }
+                        usage.cpus -= u64::from(part.cpus);
+                        usage.memory -= part.memory_bytes;
+                    }
+                    self.usage.insert(part.node.clone(), Arc::new(usage));
+                    let jobs = self.placed_on.entry(part.node.clone()).or_default();
+                    if add {
+                        jobs.insert(job.id);
+                    } else {
+                        jobs.remove(&job.id);
+                    }
+                }
+            }
+            Phase::Ended { .. } => {}
+        }
+    }
+
+    /// Puts a session in place of its former self, indexes and all.
+    pub(super) fn insert_session(&mut self, session: Arc<Session>) {
+        self.remove_session(session.id);
+        self.session_names
+            .insert((session.owner.clone(), session.name.clone()), session.id);
+        if !session.request_key.is_empty() {
+            self.request_keys
+                .insert((session.owner.clone(), session.request_key.clone()), session.id);
+        }
+        self.sessions.insert(session.id, session);
+    }
+
+    /// Takes a session out, indexes and all.
+    pub(super) fn remove_session(&mut self, id: SessionId) {
+        if let Some(session) = self.sessions.remove(&id) {
+            self.session_names
+                .remove(&(session.owner.clone(), session.name.clone()));
+            self.request_keys
+                .remove(&(session.owner.clone(), session.request_key.clone()));
+        }
+    }
+
+    /// Changes a node's link, made if need be.
+    pub(super) fn update_link(&mut self, node: &NodeName, update: impl FnOnce(&mut NodeLink)) {
+        let link = self
+            .links
+            .entry(node.clone())
+            .or_insert_with(|| Arc::new(NodeLink::new(Timestamp(0))));
+        update(Arc::make_mut(link));
+    }
+
+    /// A node's desired state changed.
+    pub(super) fn bump_generation(&mut self, node: &NodeName) {
+        self.update_link(node, |link| link.generation += 1);
+    }
+
+    /// The session's live job; none when it is stopped.
+    pub fn live_job(&self, session: &Session) -> Option<&Arc<Job>> {
+        session
+            .job
+            .and_then(|id| self.jobs.get(&id))
+            .filter(|job| !job.state().is_final())
+    }
+
+    /// What a node says runs on it that is no live job of ours: still held, so not free.
+    pub fn strangers<'a>(
+        &'a self,
+        node: &NodeName,
+    ) -> impl Iterator<Item = &'a crate::model::node::ObservedJob> + 'a {
+        let observed = self.links.get(node).and_then(|link| link.observed.as_deref());
+        let node = node.clone();
+        observed
+            .into_iter()
+            .flat_map(|observed| &observed.jobs)
+            .filter(|job| job.phase != ObservedPhase::Released)
+            .filter(move |job| job.cluster != self.cluster.id || !self.holds(job.key, &node))
+    }
+
+    /// A live job of ours holds this allocation on this node.
+    pub fn holds(&self, key: JobKey, node: &NodeName) -> bool {
+        self.jobs
+            .get(&key.job)
+            .and_then(|job| job.placed())
+            .is_some_and(|placed| {
+                placed.generation == key.generation
+                    && placed
+                        .allocation
+                        .nodes
+                        .iter()
+                        .zip(&placed.ranks)
+                        .any(|(part, rank)| part.node == *node && !rank.released)
+            })
+    }
+
+    /// When the next timer is due.
+    pub(super) fn next_deadline(&self) -> Option<Timestamp> {
+        let job = self.deadlines.iter().find_map(|(at, id)| {
+            let ending = self
+                .jobs
+                .get(id)
+                .and_then(|job| job.placed())
+                .is_some_and(|p| p.ending.is_some());
+            (!ending).then_some(*at)
+        });
+        let nodes = self.links.iter().filter_map(|(node, link)| {
+            let holds = self
+                .usage
+                .get(node)
+                .is_some_and(|usage| **usage != NodeUsage::default());
+            let silent = link
+                .connected
+                .then(|| link.last_contact.after(self.settings.contact_timeout));
+            let lost = holds.then(|| link.lease_until.after(self.settings.lease_margin));
+            silent.into_iter().chain(lost).min()
+        });
+        let tokens = self.node_tokens.values().map(|token| token.expires);
+        let tokens = tokens.chain(self.tokens.values().map(|token| token.expires));
+        job.into_iter().chain(nodes).chain(tokens).min()
+    }
+}

@@ -1,0 +1,130 @@
+//! What users may ask, and what they are told.
+
+use super::*;
+
+fn kind(result: Result<Output, Reject>) -> RejectKind {
+    result.expect_err("refused").kind
+}
+
+#[test]
+fn impossible_requests_are_refused_at_once() {
+    let mut world = World::new(&["n1"]);
+    let refused = |world: &mut World, change: fn(&mut SessionSpec)| {
+        let mut spec = gpus(1);
+        change(&mut spec);
+        let reject = world
+            .handle(Input::OpenSession(caller("alice"), open("dev", spec)))
+            .expect_err("refused");
+        assert_eq!(reject.kind, RejectKind::Invalid, "{reject}");
+        reject
+    };
+    let reject = refused(&mut world, |spec| spec.request.gpus_per_node = 9);
+    assert!(reject.message.contains("can never hold"), "{reject}");
+    refused(&mut world, |spec| spec.request.gpu_model = "B200".into());
+    refused(&mut world, |spec| spec.request.nodes = 0);
+    refused(&mut world, |spec| spec.request.nodes = 2);
+    refused(&mut world, |spec| spec.request.gpus_per_node = u32::MAX);
+    refused(&mut world, |spec| spec.request.cpus_per_node = 1 << 20);
+    refused(&mut world, |spec| spec.request.memory_bytes_per_node = u64::MAX);
+    refused(&mut world, |spec| spec.time_limit = Duration::from_hours(10_000));
+    assert!(
+        world.broker.state().sessions.is_empty(),
+        "a refused request changes nothing"
+    );
+    assert!(world.broker.state().jobs.is_empty());
+}
+
+#[test]
+fn a_cluster_without_nodes_says_so() {
+    let mut world = World::new(&[]);
+    let result = world.handle(Input::OpenSession(caller("alice"), open("dev", gpus(1))));
+    assert!(result.expect_err("refused").message.contains("no nodes"));
+}
+
+#[test]
+fn opening_twice_finds_the_same_session() {
+    let mut world = World::new(&["n1"]);
+    let first = world.open("alice", open("dev", gpus(2)));
+    let second = world.open("alice", open("dev", gpus(4)));
+    assert_eq!(first, second);
+    let taken = OpenSession {
+        must_start: true,
+        ..open("dev", gpus(1))
+    };
+    assert_eq!(
+        kind(world.handle(Input::OpenSession(caller("alice"), taken))),
+        RejectKind::AlreadyExists
+    );
+    let other = world.open("bob", open("dev", gpus(1)));
+    assert_ne!(first.0, other.0, "names are each user's own");
+}
+
+#[test]
+fn a_repeated_request_has_one_effect() {
+    let mut world = World::new(&["n1"]);
+    let request = OpenSession {
+        name: None,
+        request_key: "k1".into(),
+        ..open("x", gpus(1))
+    };
+    let first = world.open("alice", request.clone());
+    assert_eq!(world.open("alice", request.clone()), first);
+    world.restart(8);
+    assert_eq!(
+        world.open("alice", request.clone()),
+        first,
+        "also after a restart"
+    );
+    assert_ne!(world.open("bob", request).0, first.0, "keys are each user's own");
+}
+
+#[test]
+fn another_users_session_is_not_theirs_to_touch() {
+    let mut world = World::new(&["n1"]);
+    let (id, _) = world.open("alice", open("dev", gpus(1)));
+    for wanted in [SessionRef::Id(id), "dev.alice".parse().expect("a name")] {
+        let stop = Input::StopSession(caller("bob"), wanted.clone(), None);
+        assert_eq!(kind(world.handle(stop)), RejectKind::Denied);
+        let extend = Input::ExtendSession(caller("bob"), wanted.clone(), Duration::from_secs(60));
+        assert_eq!(kind(world.handle(extend)), RejectKind::Denied);
+        assert_eq!(
+            kind(world.handle(Input::RemoveSession(caller("bob"), wanted))),
+            RejectKind::Denied
+        );
+    }
+    let own = Input::StopSession(caller("bob"), "dev".parse().expect("a name"), None);
+    assert_eq!(kind(world.handle(own)), RejectKind::NotFound);
+    world.must(Input::StopSession(
+        caller("root"),
+        "dev.alice".parse().expect("a name"),
+        None,
+    ));
+}
+
+#[test]
+fn only_administrators_administer() {
+    let mut world = World::new(&["n1"]);
+    let drain = |who: &str| Input::DrainNode(caller(who), node("n1"), "fan".into());
+    assert_eq!(kind(world.handle(drain("alice"))), RejectKind::Denied);
+    world.must(drain("root"));
+    let (_, id) = world.open("alice", open("dev", gpus(1)));
+    assert!(
+        world.reason(id).starts_with("ReqNodeNotAvail: "),
+        "{}",
+        world.reason(id)
+    );
+    world.must(Input::ResumeNode(caller("root"), node("n1")));
+    assert_eq!(world.state(id), JobState::Configuring);
+}
+
+#[test]
+fn defaults_are_no_more_than_the_gpus_share() {
+    let mut world = World::new(&["n1"]);
+    let (_, id) = world.open("alice", open("dev", gpus(2)));
+    let request = &world.job(id).request;
+    assert_eq!(request.cpus_per_node, 24);
+    assert_eq!(request.memory_bytes_per_node, 256 << 30);
+    let (_, all) = world.open("alice", open("all", gpus(8)));
+    assert_eq!(world.job(all).request.cpus_per_node, 96);
+    assert_eq!(world.job(all).request.memory_bytes_per_node, 1 << 40);
+}

@@ -1,0 +1,224 @@
+//! What readers want to know of a state.
+
+use super::schedule::{find_place, fits_when_free, summary};
+use super::state::{NodeUsage, State};
+use crate::model::gpu::Inventory;
+use crate::model::ids::{JobId, NodeName};
+use crate::model::job::{Job, JobState, Phase};
+use crate::model::node::ObservedJob;
+use crate::model::session::{Session, SessionState};
+use crate::model::topology::Link;
+use crate::placement::{Refusal, worst_link};
+use crate::queue;
+
+/// The state of a session: that of its live job.
+pub fn session_state(state: &State, session: &Session) -> SessionState {
+    let Some(job) = state.live_job(session) else {
+        return SessionState::Stopped;
+    };
+    match job.state() {
+        JobState::Pending => SessionState::Pending,
+        JobState::Configuring => SessionState::Starting,
+        JobState::Running => SessionState::Running,
+        JobState::Completing => SessionState::Stopping,
+        JobState::Suspended => SessionState::Parked,
+        JobState::Completed
+        | JobState::Failed
+        | JobState::Cancelled
+        | JobState::Timeout
+        | JobState::Preempted
+        | JobState::NodeFail
+        | JobState::OutOfMemory => SessionState::Stopped,
+    }
+}
+
+/// Why a job is in its state, for people; empty: nothing to say.
+pub fn state_reason(state: &State, job: &Job) -> String {
+    match &job.phase {
+        Phase::Pending { reason } => match state.blocked_by {
+            Some(ahead) if queue::is_behind(job.id, ahead) => format!("Priority: behind job {ahead}"),
+            _ => reason.clone(),
+        },
+        Phase::Ended { ending, .. } => ending.reason.clone(),
+        Phase::Placed(placed) => {
+            let Some(ending) = &placed.ending else {
+                let progress = (0..placed.ranks.len()).filter(|rank| !placed.ranks[*rank].ready);
+                let mut progress = progress.filter_map(|rank| rank_detail(state, job, rank));
+                return progress.next().unwrap_or_default();
+            };
+            ending.reason.clone()
+        }
+    }
+}
+
+/// What a rank's node last said of it: progress, or why it still waits.
+pub fn rank_detail(state: &State, job: &Job, rank: usize) -> Option<String> {
+    let placed = job.placed()?;
+    let node = &placed.allocation.nodes.get(rank)?.node;
+    let link = state.links.get(node)?;
+    if !link.connected {
+        return Some(format!("node {node} is not connected"));
+    }
+    let seen = link
+        .observed
+        .as_ref()?
+        .jobs
+        .iter()
+        .find(|seen| Some(seen.key) == job.key())?;
+    (!seen.detail.is_empty()).then(|| format!("{node}: {}", seen.detail))
+}
+
+/// Place in the queue, 1 is next; none: not queued.
+pub fn queue_position(state: &State, job: JobId) -> Option<usize> {
+    queue::order(state)
+        .position(|id| id == job)
+        .map(|position| position + 1)
+}
+
+/// Slurm's word for a node's state, and why nothing is placed on it.
+pub fn node_state(state: &State, name: &NodeName) -> (&'static str, String) {
+    let holds = state
+        .usage
+        .get(name)
+        .is_some_and(|usage| **usage != NodeUsage::default());
+    let drained = state.nodes.get(name).and_then(|node| node.drained.clone());
+    if let Some(reason) = drained {
+        return (if holds { "DRAINING" } else { "DRAINED" }, reason);
+    }
+    if let Some(reason) = state.unavailable(name) {
+        return ("DOWN", reason);
+    }
+    let Some(node) = state.nodes.get(name) else {
+        return ("DOWN", "unknown node".to_owned());
+    };
+    let full = state
+        .usage
+        .get(name)
+        .is_some_and(|usage| is_full(&node.inventory, usage));
+    let word = match (holds, full) {
+        (false, _) => "IDLE",
+        (true, false) => "MIXED",
+        (true, true) => "ALLOCATED",
+    };
+    (word, String::new())
+}
+
+fn is_full(inventory: &Inventory, usage: &NodeUsage) -> bool {
+    let gpus = inventory.gpus.len();
+    (gpus > 0 && usage.gpus.len() >= gpus) || usage.cpus >= u64::from(inventory.cpus)
+}
+
+/// Who holds what on a node.
+#[derive(Clone, Debug, Default)]
+pub struct NodeView {
+    /// The job on each GPU, in the inventory's order.
+    pub gpu_jobs: Vec<Option<JobId>>,
+    /// Hardware threads held.
+    pub cpus: u64,
+    /// Bytes of memory held.
+    pub memory: u64,
+    /// Containers that this broker does not know.
+    pub unknown: Vec<ObservedJob>,
+}
+
+/// Who holds what on a node.
+pub fn node_view(state: &State, name: &NodeName) -> NodeView {
+    let Some(node) = state.nodes.get(name) else {
+        return NodeView::default();
+    };
+    let usage = state
+        .usage
+        .get(name)
+        .map(|usage| (**usage).clone())
+        .unwrap_or_default();
+    let strangers: Vec<ObservedJob> = state.strangers(name).cloned().collect();
+    let holder = |uuid| {
+        let stranger = || {
+            strangers
+                .iter()
+                .find(|job| job.gpus.contains(uuid))
+                .map(|job| job.key.job)
+        };
+        usage.gpus.get(uuid).map(|key| key.job).or_else(stranger)
+    };
+    NodeView {
+        gpu_jobs: node.inventory.gpus.iter().map(|gpu| holder(&gpu.uuid)).collect(),
+        cpus: usage.cpus,
+        memory: usage.memory,
+        unknown: strangers
+            .iter()
+            .filter(|job| !state.jobs.contains_key(&job.key.job))
+            .cloned()
+            .collect(),
+    }
+}
+
+/// Why a job waits, or how it stands.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Explanation {
+    /// One sentence.
+    pub summary: String,
+    /// What keeps hosts out, and how many.
+    pub refusals: Vec<(Refusal, u32)>,
+    /// Jobs in front of it.
+    pub ahead: Vec<JobId>,
+    /// The nearest thing that would fit now.
+    pub nearest: Option<String>,
+    /// For a placed job: the slowest link among its GPUs, node by node.
+    pub worst_links: Vec<Option<Link>>,
+}
+
+/// Why a job waits, or how it stands.
+pub fn explain(state: &State, job: &Job) -> Explanation {
+    if let Some(placed) = job.last_placed() {
+        let links = placed.allocation.nodes.iter().map(|part| {
+            let node = state.nodes.get(&part.node)?;
+            worst_link(&node.inventory, &part.gpus)
+        });
+        let reason = state_reason(state, job);
+        let nodes: Vec<&str> = placed
+            .allocation
+            .nodes
+            .iter()
+            .map(|part| part.node.as_str())
+            .collect();
+        let summary = match (job.state().is_final(), reason.is_empty()) {
+            (true, _) => format!("it is over: {reason}"),
+            (false, true) => format!("it runs on {}", nodes.join(", ")),
+            (false, false) => format!("it is on {}: {reason}", nodes.join(", ")),
+        };
+        return Explanation {
+            summary,
+            worst_links: links.collect(),
+            ..Explanation::default()
+        };
+    }
+    let Phase::Pending { reason } = &job.phase else {
+        return Explanation {
+            summary: format!("it is over: {}", state_reason(state, job)),
+            ..Explanation::default()
+        };
+    };
+    let ahead: Vec<JobId> = queue::order(state).take_while(|id| *id != job.id).collect();
+    match find_place(state, &job.request, &[]) {
+        Ok(_) => Explanation {
+            summary: format!("it would fit now ({reason})"),
+            ahead,
+            ..Explanation::default()
+        },
+        Err(why) => {
+            let held = if fits_when_free(state, &job.request) {
+                "it waits for others to end"
+            } else {
+                "it waits for nodes that are down or drained"
+            };
+            Explanation {
+                summary: format!("{held}: {}", summary(&why)),
+                refusals: why.refusals,
+                nearest: why.nearest,
+                ahead,
+                worst_links: Vec::new(),
+            }
+        }
+    }
+}

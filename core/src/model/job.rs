@@ -1,0 +1,203 @@
+//! Jobs: the unit of scheduling. A job runs once.
+
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+use super::ids::{Generation, JobId, JobKey, SessionId, UserName};
+use super::resources::{Allocation, ResourceRequest};
+use super::time::Timestamp;
+
+/// Slurm's job states.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum JobState {
+    /// Waits for resources.
+    Pending,
+    /// Holds resources; its containers are being made.
+    Configuring,
+    /// Every container of it is ready.
+    Running,
+    /// Being ended; holds what its nodes have not released yet.
+    Completing,
+    /// Its main command ended with exit code 0, or its user ended the session.
+    Completed,
+    /// Ended with another exit code, or could not be started.
+    Failed,
+    /// Ended by a user before it ran.
+    Cancelled,
+    /// Ended at its deadline.
+    Timeout,
+    /// Ended for another job's sake.
+    Preempted,
+    /// A node of it was lost.
+    NodeFail,
+    /// Ended by the kernel for want of memory.
+    OutOfMemory,
+    /// Stopped in place.
+    Suspended,
+}
+
+impl JobState {
+    /// Over: holds nothing and never will.
+    pub fn is_final(self) -> bool {
+        match self {
+            Self::Pending | Self::Configuring | Self::Running | Self::Completing | Self::Suspended => false,
+            Self::Completed
+            | Self::Failed
+            | Self::Cancelled
+            | Self::Timeout
+            | Self::Preempted
+            | Self::NodeFail
+            | Self::OutOfMemory => true,
+        }
+    }
+
+    /// Slurm's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Pending => "PENDING",
+            Self::Configuring => "CONFIGURING",
+            Self::Running => "RUNNING",
+            Self::Completing => "COMPLETING",
+            Self::Completed => "COMPLETED",
+            Self::Failed => "FAILED",
+            Self::Cancelled => "CANCELLED",
+            Self::Timeout => "TIMEOUT",
+            Self::Preempted => "PREEMPTED",
+            Self::NodeFail => "NODE_FAIL",
+            Self::OutOfMemory => "OUT_OF_MEMORY",
+            Self::Suspended => "SUSPENDED",
+        }
+    }
+}
+
+/// Whether somebody sits in front of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum JobKind {
+    /// A session's run.
+    Interactive,
+    /// Runs by itself.
+    Batch,
+}
+
+/// How a job ended, or is about to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ending {
+    /// The final state.
+    pub state: JobState,
+    /// Why, for people.
+    pub reason: String,
+    /// Exit code of the main command, or 128 + signal.
+    pub exit_code: Option<i32>,
+}
+
+/// What one node of an allocated job last said of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RankStatus {
+    /// carrel-init is up.
+    pub ready: bool,
+    /// The node holds nothing of it any more.
+    pub released: bool,
+    /// SSH host key's public half, OpenSSH text; empty until known.
+    pub host_key: String,
+}
+
+/// What a job has while it holds resources.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Placed {
+    /// Fencing token of this allocation.
+    pub generation: Generation,
+    /// What it holds.
+    pub allocation: Allocation,
+    /// When it was given.
+    pub started: Timestamp,
+    /// When it ends at the latest.
+    pub deadline: Timestamp,
+    /// One entry a rank.
+    pub ranks: Vec<RankStatus>,
+    /// Set once it is being ended.
+    pub ending: Option<Ending>,
+}
+
+/// Where a job is in its life.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Phase {
+    /// Waits, for this reason.
+    Pending {
+        /// Slurm's word first where there is one.
+        reason: String,
+    },
+    /// Holds resources: CONFIGURING, RUNNING or COMPLETING.
+    Placed(Placed),
+    /// Over.
+    Ended {
+        /// How.
+        ending: Ending,
+        /// When.
+        at: Timestamp,
+        /// What it last held, for the record.
+        last: Option<Placed>,
+    },
+}
+
+/// A job.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Job {
+    /// Its id.
+    pub id: JobId,
+    /// Its name; a session's job carries the session's.
+    pub name: String,
+    /// Its kind.
+    pub kind: JobKind,
+    /// Whose it is.
+    pub owner: UserName,
+    /// Session that it is a run of.
+    pub session: Option<SessionId>,
+    /// What it asks for.
+    pub request: ResourceRequest,
+    /// How long it may run.
+    pub time_limit: Duration,
+    /// When it was accepted.
+    pub submitted: Timestamp,
+    /// Not before this job is over: the session's former run.
+    pub after: Option<JobId>,
+    /// Where it is in its life.
+    pub phase: Phase,
+}
+
+impl Job {
+    /// Slurm's state of it.
+    pub fn state(&self) -> JobState {
+        match &self.phase {
+            Phase::Pending { .. } => JobState::Pending,
+            Phase::Placed(placed) if placed.ending.is_some() => JobState::Completing,
+            Phase::Placed(placed) if placed.ranks.iter().all(|rank| rank.ready) => JobState::Running,
+            Phase::Placed(_) => JobState::Configuring,
+            Phase::Ended { ending, .. } => ending.state,
+        }
+    }
+
+    /// What it holds now.
+    pub fn placed(&self) -> Option<&Placed> {
+        match &self.phase {
+            Phase::Placed(placed) => Some(placed),
+            Phase::Pending { .. } | Phase::Ended { .. } => None,
+        }
+    }
+
+    /// What it holds or, once over, last held.
+    pub fn last_placed(&self) -> Option<&Placed> {
+        match &self.phase {
+            Phase::Placed(placed) => Some(placed),
+            Phase::Ended { last, .. } => last.as_ref(),
+            Phase::Pending { .. } => None,
+        }
+    }
+
+    /// The allocation it holds now, as agents name it.
+    pub fn key(&self) -> Option<JobKey> {
+        self.placed().map(|placed| JobKey {
+            job: self.id,
+            generation: placed.generation,
+        })
+    }
+}

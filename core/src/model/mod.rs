@@ -1,0 +1,11 @@
+//! The vocabulary: what a cluster is made of.
+
+pub mod gpu;
+pub mod ids;
+pub mod job;
+pub mod node;
+pub mod resources;
+pub mod session;
+pub mod time;
+pub mod topology;
+pub mod user;

@@ -1,0 +1,206 @@
+//! Nodes, as the broker knows them.
+
+use serde::{Deserialize, Serialize};
+
+use super::gpu::Inventory;
+use super::ids::{ClusterId, GpuUuid, Incarnation, JobKey, NodeName, SessionId, UserName};
+use super::time::Timestamp;
+
+/// What is kept of a node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeRecord {
+    /// Its name.
+    pub name: NodeName,
+    /// What it last said it has.
+    pub inventory: Inventory,
+    /// Why an operator takes it out of service.
+    pub drained: Option<String>,
+    /// Serial (hexadecimal) of the certificate that it may come with.
+    pub certificate: String,
+    /// Serial of the one before, good until the newer one has been renewed in turn:
+    /// the answer that carried the newer one may have been lost. Empty: none.
+    pub former_certificate: String,
+    /// Certificates that it may no longer come with.
+    pub revoked: Vec<String>,
+    /// The kernel's boot id when last heard of.
+    pub boot_id: String,
+    /// The agent's version.
+    pub version: String,
+    /// Images present on it.
+    pub images: Vec<String>,
+}
+
+impl NodeRecord {
+    /// The node may come with the certificate of this serial (hexadecimal).
+    pub fn accepts(&self, serial: &str) -> bool {
+        !serial.is_empty() && (serial == self.certificate || serial == self.former_certificate)
+    }
+}
+
+/// How far one job is on its node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum ObservedPhase {
+    /// Being made.
+    Preparing,
+    /// carrel-init is up; its host key is known.
+    Ready,
+    /// Being ended.
+    Stopping,
+    /// Over; everything that it held is free.
+    Released,
+}
+
+/// Why a job ended on its node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum EndCause {
+    /// Could not be started.
+    StartFailed,
+    /// Process 1 exited by itself.
+    Exited,
+    /// The kernel ended it for want of memory.
+    OutOfMemory,
+    /// Its deadline.
+    Deadline,
+    /// Its lease ran out.
+    Lease,
+    /// The broker's wish.
+    Tombstone,
+    /// The node restarted under it.
+    NodeRestarted,
+}
+
+/// One job as its node sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ObservedJob {
+    /// Which allocation.
+    pub key: JobKey,
+    /// Session that it is a run of.
+    pub session: Option<SessionId>,
+    /// How far it is.
+    pub phase: ObservedPhase,
+    /// Progress, or the reason of a failure.
+    pub detail: String,
+    /// SSH host key's public half; empty until known.
+    pub host_key: String,
+    /// Why it ends; none while it lives.
+    pub cause: Option<EndCause>,
+    /// Exit code of process 1, or 128 + signal.
+    pub exit_code: Option<i32>,
+    /// GPUs that it holds.
+    pub gpus: Vec<GpuUuid>,
+    /// Hardware threads that it holds.
+    pub cpus: u32,
+    /// Memory that it holds, bytes.
+    pub memory_bytes: u64,
+    /// Whose it is.
+    pub user: Option<UserName>,
+    /// Its name.
+    pub name: String,
+    /// When it ends at the latest.
+    pub deadline: Timestamp,
+    /// Cluster that started it.
+    pub cluster: ClusterId,
+    /// Live SSH connections.
+    pub connections: u32,
+}
+
+/// Everything that a node is, as its agent says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Observed {
+    /// The node.
+    pub node: NodeName,
+    /// The kernel's boot id.
+    pub boot_id: String,
+    /// Grows with every message of one agent process.
+    pub seq: u64,
+    /// Cluster and highest incarnation that the agent has accepted.
+    pub accepted: Option<(ClusterId, Incarnation)>,
+    /// Generation of the [`Desired`] (of that incarnation) last acted on.
+    pub generation: u64,
+    /// What the node has.
+    pub inventory: Inventory,
+    /// Its jobs.
+    pub jobs: Vec<ObservedJob>,
+    /// The agent's version.
+    pub version: String,
+    /// Images present on it.
+    pub images: Vec<String>,
+}
+
+/// Another member of a gang.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Peer {
+    /// Its rank.
+    pub rank: u32,
+    /// Its node.
+    pub node: NodeName,
+    /// Its host name inside the gang's containers.
+    pub host_name: String,
+}
+
+/// One job that a node is to hold.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DesiredJob {
+    /// Which allocation.
+    pub key: JobKey,
+    /// Session that it is a run of.
+    pub session: Option<SessionId>,
+    /// Its name.
+    pub name: String,
+    /// Whose it is.
+    pub owner: UserName,
+    /// Image reference.
+    pub image: String,
+    /// GPUs, in the order in which the container sees them.
+    pub gpus: Vec<GpuUuid>,
+    /// Hardware threads.
+    pub cpus: u32,
+    /// Memory, bytes.
+    pub memory_bytes: u64,
+    /// This node's rank.
+    pub rank: u32,
+    /// The gang, this node included, by rank.
+    pub peers: Vec<Peer>,
+    /// Variables for every process, complete but for what only the node knows.
+    pub env: Vec<(String, String)>,
+    /// When it ends, broker or no broker.
+    pub deadline: Timestamp,
+    /// Every container of the gang is ready.
+    pub go: bool,
+    /// SSH host key that the node reported, to be certified by the shell; empty until known.
+    pub host_key: String,
+    /// Principals of the host certificate.
+    pub host_principals: Vec<String>,
+    /// Working directory; empty: the home.
+    pub workdir: String,
+}
+
+/// A job that a node is to end and forget, up to this generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tombstone {
+    /// The job and its last generation to end.
+    pub key: JobKey,
+    /// Milliseconds between the terminate signal and the kill.
+    pub grace_ms: u64,
+}
+
+/// Everything that a node is to be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Desired {
+    /// The cluster.
+    pub cluster: ClusterId,
+    /// The broker's incarnation.
+    pub incarnation: Incarnation,
+    /// Grows with every change within an incarnation.
+    pub generation: u64,
+    /// [`Observed::seq`] that this answers: the lease counts from when that was sent.
+    pub renews: u64,
+    /// Length of the lease, milliseconds.
+    pub lease_ms: u64,
+    /// Jobs to hold.
+    pub jobs: Vec<DesiredJob>,
+    /// Jobs to end.
+    pub tombstones: Vec<Tombstone>,
+    /// Sessions whose kept changes are to be deleted.
+    pub removed_sessions: Vec<SessionId>,
+}

@@ -1,0 +1,443 @@
+//! Protects: on any host the chosen GPUs are as good as brute force finds, no
+//! GPU is placed that may not be, and refusals say what is true.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::model::gpu::GpuInfo;
+use crate::model::topology::{LinkMatrix, Topology};
+
+fn uuid(gpu: usize) -> GpuUuid {
+    format!("GPU-{gpu}").parse().expect("a UUID")
+}
+
+fn inventory(links: LinkMatrix, numa: &[Option<u32>], model: &str, nvlink_version: u32) -> Inventory {
+    let gpu = |position: usize| GpuInfo {
+        uuid: uuid(position),
+        index: position as u32,
+        model: model.into(),
+        memory_bytes: 80 << 30,
+        pci_address: format!("00000000:{position:02X}:00.0"),
+        numa_node: numa[position],
+        minor: Some(position as u32),
+        mig_enabled: false,
+        drained: None,
+        cpu_affinity: String::new(),
+        nvlink_version,
+    };
+    let gpus = (0..links.len()).map(gpu).collect();
+    Inventory {
+        cpus: 64,
+        memory_bytes: 512 << 30,
+        gpus,
+        links,
+        ..Inventory::default()
+    }
+}
+
+macro_rules! host {
+    ($name:literal, $model:literal, $version:literal) => {{
+        let text = include_str!(concat!("../model/topology/testdata/", $name, ".txt"));
+        let topology = Topology::parse(text).expect($name);
+        inventory(topology.links, &topology.numa_affinity, $model, $version)
+    }};
+}
+
+fn h100() -> Inventory {
+    host!("h100-8x-nv18-noNIC", "NVIDIA H100 80GB HBM3", 4)
+}
+
+fn dgx1() -> Inventory {
+    host!("dgx1-v100-8x-4ib", "Tesla V100-SXM2-16GB", 2)
+}
+
+fn cpu_node() -> Inventory {
+    inventory(LinkMatrix::default(), &[], "", 0)
+}
+
+fn request(gpus: u32) -> ResourceRequest {
+    ResourceRequest {
+        nodes: 1,
+        gpus_per_node: gpus,
+        gpu_model: String::new(),
+        nvlink: false,
+        cpus_per_node: 4,
+        memory_bytes_per_node: 1 << 30,
+    }
+}
+
+fn nvlink(gpus: u32) -> ResourceRequest {
+    ResourceRequest {
+        nvlink: true,
+        ..request(gpus)
+    }
+}
+
+fn names(count: usize) -> Vec<NodeName> {
+    (0..count)
+        .map(|n| format!("n{n}").parse().expect("a node name"))
+        .collect()
+}
+
+/// A host of which everything but the CPUs and GPUs left out is free.
+fn view<'a>(node: &'a NodeName, inventory: &'a Inventory, free_gpus: u64) -> HostView<'a> {
+    HostView {
+        node,
+        inventory,
+        free_gpus,
+        free_cpus: inventory.cpus,
+        free_memory: inventory.memory_bytes,
+        unavailable: None,
+    }
+}
+
+/// The positions that a request gets on one host.
+fn on_host(inventory: &Inventory, free: u64, request: &ResourceRequest) -> Result<Vec<usize>, WhyNot> {
+    let names = names(1);
+    let allocation = place(&[view(&names[0], inventory, free)], request)?;
+    let position = |uuid: &GpuUuid| {
+        inventory
+            .gpus
+            .iter()
+            .position(|gpu| gpu.uuid == *uuid)
+            .expect("its own GPU")
+    };
+    Ok(allocation.nodes[0].gpus.iter().map(position).collect())
+}
+
+fn why(hosts: &[HostView<'_>], request: &ResourceRequest) -> WhyNot {
+    place(hosts, request).expect_err("a refusal")
+}
+
+#[test]
+fn a_host_with_equal_links_is_filled_numa_node_by_numa_node() {
+    let host = h100();
+    assert_eq!(on_host(&host, 0xff, &nvlink(4)).unwrap(), [0, 1, 2, 3]);
+    // GPU 0 is taken: the whole node 1 holds four, node 0 only three.
+    assert_eq!(on_host(&host, 0xfe, &nvlink(4)).unwrap(), [4, 5, 6, 7]);
+    // One GPU comes from the node that is broken already.
+    assert_eq!(on_host(&host, 0xfe, &request(1)).unwrap(), [1]);
+    assert_eq!(on_host(&host, 0x7f, &request(1)).unwrap(), [4]);
+    assert_eq!(
+        on_host(&host, 0xff, &request(8)).unwrap(),
+        [0, 1, 2, 3, 4, 5, 6, 7]
+    );
+}
+
+#[test]
+fn a_cube_mesh_gives_its_double_links_and_its_quads() {
+    let host = dgx1();
+    // Pairs with two NVLinks: 0-3, 0-4, 1-2, 1-5, 2-3, 4-7, 5-6, 6-7.
+    let pair = on_host(&host, 0xff, &nvlink(2)).unwrap();
+    assert_eq!(host.links.link(pair[0], pair[1]), Link::NvLink(2));
+    assert_eq!(on_host(&host, 0xff, &nvlink(4)).unwrap(), [0, 1, 2, 3]);
+    assert_eq!(on_host(&host, 0b1111_0001, &nvlink(4)).unwrap(), [4, 5, 6, 7]);
+    // Five have no common NVLinks; without the wish they are found.
+    assert_eq!(
+        why(&[view(&names(1)[0], &host, 0xff)], &nvlink(5)).refusals,
+        [(Refusal::NoNvlinkSet { wanted: 5 }, 1)]
+    );
+    assert_eq!(on_host(&host, 0xff, &request(5)).unwrap().len(), 5);
+}
+
+#[test]
+fn bridged_pairs_stay_whole() {
+    let host = host!("a100pcie-4x-bridge-pairs", "NVIDIA A100 80GB PCIe", 3);
+    assert_eq!(on_host(&host, 0b1111, &nvlink(2)).unwrap(), [0, 1]);
+    assert_eq!(on_host(&host, 0b1110, &nvlink(2)).unwrap(), [2, 3]);
+    // A single GPU takes the one whose partner is gone.
+    assert_eq!(on_host(&host, 0b1101, &request(1)).unwrap(), [0]);
+    let names = names(1);
+    let refused = why(&[view(&names[0], &host, 0b0101)], &nvlink(2));
+    assert_eq!(refused.to_string(), "no 2 free GPUs joined by NVLink (1 node)");
+    assert_eq!(
+        refused.nearest.as_deref(),
+        Some("2 GPUs not all joined by NVLink on n0; or 1 GPU on n0")
+    );
+    assert!(refused.ever);
+}
+
+#[test]
+fn gpus_that_are_drained_cut_into_slices_or_of_another_model_are_not_placed() {
+    let mut host = h100();
+    host.gpus[0].drained = Some("a process would not end".into());
+    host.gpus[1].mig_enabled = true;
+    assert_eq!(on_host(&host, 0xff, &request(6)).unwrap(), [2, 3, 4, 5, 6, 7]);
+    let names = names(1);
+    let refused = why(&[view(&names[0], &host, 0xff)], &request(7));
+    assert_eq!(
+        refused.refusals,
+        [(
+            Refusal::FewerGpus {
+                wanted: 7,
+                model: String::new()
+            },
+            1
+        )]
+    );
+    assert!(!refused.ever);
+
+    host.gpus[7].model = "NVIDIA A100-SXM4-80GB".into();
+    let a100 = ResourceRequest {
+        gpu_model: "a100".into(),
+        ..request(1)
+    };
+    assert_eq!(on_host(&host, 0xff, &a100).unwrap(), [7]);
+    // One model before any mixture.
+    assert_eq!(on_host(&host, 0b1100_1100, &request(3)).unwrap(), [2, 3, 6]);
+}
+
+#[test]
+fn among_hosts_links_come_first_then_the_tightest_fit() {
+    let names = names(4);
+    let (h100, dgx1, none) = (h100(), dgx1(), cpu_node());
+    let hosts = [
+        view(&names[0], &none, 0),
+        view(&names[1], &dgx1, 0xff),
+        view(&names[2], &h100, 0xff),
+        view(&names[3], &h100, 0x0f),
+    ];
+    let node = |request: &ResourceRequest| place(&hosts, request).unwrap().nodes[0].node.to_string();
+    assert_eq!(node(&request(4)), "n3");
+    assert_eq!(node(&request(8)), "n2");
+    assert_eq!(node(&request(1)), "n3");
+    assert_eq!(node(&request(0)), "n0");
+    let v100 = ResourceRequest {
+        gpu_model: "V100".into(),
+        ..request(2)
+    };
+    assert_eq!(node(&v100), "n1");
+
+    let mut backwards = hosts;
+    backwards.reverse();
+    assert_eq!(place(&backwards, &request(4)), place(&hosts, &request(4)));
+}
+
+#[test]
+fn a_gang_takes_distinct_nodes_of_one_kind_or_none() {
+    let names = names(4);
+    let (h100, dgx1) = (h100(), dgx1());
+    let hosts = [
+        view(&names[0], &h100, 0xff),
+        view(&names[1], &dgx1, 0xff),
+        view(&names[2], &dgx1, 0xff),
+        view(&names[3], &h100, 0x0f),
+    ];
+    let gang = |nodes, gpus| ResourceRequest {
+        nodes,
+        ..request(gpus)
+    };
+    let nodes = |request: &ResourceRequest| {
+        place(&hosts, request).map(|a| a.nodes.iter().map(|n| n.node.to_string()).collect::<Vec<_>>())
+    };
+    assert_eq!(nodes(&gang(2, 4)).unwrap(), ["n0", "n3"]);
+    // Only one H100 host has eight free; two DGX-1 are alike.
+    assert_eq!(nodes(&gang(2, 8)).unwrap(), ["n1", "n2"]);
+    assert_eq!(nodes(&gang(3, 8)).unwrap(), ["n0", "n1", "n2"]);
+    let refused = nodes(&gang(4, 8)).unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "fits, but fewer than 4 such nodes (3 nodes), fewer than 8 free GPUs (1 node)"
+    );
+    assert_eq!(
+        refused.nearest.as_deref(),
+        Some("3 of 4 nodes: on each of n0, n1, n2; or 4 GPUs on each of n0, n1, n2, n3")
+    );
+    assert!(refused.ever);
+    assert!(!nodes(&gang(5, 1)).unwrap_err().ever);
+}
+
+#[test]
+fn refusals_name_what_is_missing() {
+    let names = names(2);
+    let (h100, none) = (h100(), cpu_node());
+    let mut hosts = [view(&names[0], &h100, 0b11), view(&names[1], &none, 0)];
+    let of = |hosts: &[HostView<'_>], request: &ResourceRequest| {
+        let refused = why(hosts, request);
+        (refused.to_string(), refused.ever)
+    };
+    assert_eq!(
+        of(&hosts, &request(4)),
+        ("fewer than 4 free GPUs (1 node), no GPUs (1 node)".into(), true)
+    );
+    assert_eq!(
+        of(&hosts, &request(9)),
+        ("no GPUs (1 node), fewer than 9 GPUs (1 node)".into(), false)
+    );
+    let h200 = ResourceRequest {
+        gpu_model: "H200".into(),
+        ..request(1)
+    };
+    assert_eq!(
+        of(&hosts, &h200),
+        ("no GPUs (1 node), no H200 (1 node)".into(), false)
+    );
+    let cpus = ResourceRequest {
+        cpus_per_node: 65,
+        ..request(0)
+    };
+    assert_eq!(of(&hosts, &cpus), ("fewer than 65 CPUs (2 nodes)".into(), false));
+    let memory = ResourceRequest {
+        memory_bytes_per_node: 1 << 40,
+        ..request(0)
+    };
+    assert_eq!(
+        of(&hosts, &memory),
+        ("less than 1 TiB of memory (2 nodes)".into(), false)
+    );
+
+    hosts[0].free_cpus = 3;
+    hosts[1].unavailable = Some("down");
+    assert_eq!(
+        of(&hosts, &request(2)),
+        (
+            "fewer than 4 free CPUs (1 node), node is down (1 node)".into(),
+            true
+        )
+    );
+    assert_eq!(
+        why(&hosts, &request(2)).nearest.as_deref(),
+        Some("3 CPUs instead of 4 on n0")
+    );
+    assert_eq!(of(&[], &request(1)), ("there are no nodes".into(), false));
+}
+
+#[test]
+fn the_worst_link_of_an_allocation() {
+    let host = dgx1();
+    assert_eq!(
+        worst_link(&host, &[uuid(0), uuid(3), uuid(2)]),
+        Some(Link::NvLink(1))
+    );
+    assert_eq!(worst_link(&host, &[uuid(0), uuid(7)]), Some(Link::Sys));
+    assert_eq!(worst_link(&host, &[uuid(0)]), None);
+    assert_eq!(worst_link(&host, &[uuid(0), uuid(9)]), None);
+}
+
+/// A host as plain tables, for an oracle that shares no code with placement.
+#[derive(Clone, Debug)]
+struct Raw {
+    /// Full matrix: 0 SYS … 4 PIX, 4 + n for n NVLinks.
+    links: Vec<Vec<u32>>,
+    numa: Vec<u32>,
+}
+
+impl Raw {
+    fn inventory(&self) -> Inventory {
+        let link = |a: usize, b: usize| match self.links[a][b] {
+            0 => Link::Sys,
+            1 => Link::Node,
+            2 => Link::Phb,
+            3 => Link::Pxb,
+            4 => Link::Pix,
+            nvlinks => Link::NvLink((nvlinks - 4) as u8),
+        };
+        let numa: Vec<Option<u32>> = self.numa.iter().map(|n| Some(*n)).collect();
+        inventory(LinkMatrix::from_fn(self.numa.len(), link), &numa, "GPU", 3)
+    }
+
+    fn speed(&self, a: usize, b: usize) -> u64 {
+        [6, 9, 10, 11, 12]
+            .get(self.links[a][b] as usize)
+            .copied()
+            .unwrap_or(25 * (u64::from(self.links[a][b]).max(4) - 4))
+    }
+
+    fn pairs(set: &[usize]) -> Vec<(usize, usize)> {
+        let all = set.iter().flat_map(|a| set.iter().map(move |b| (*a, *b)));
+        all.filter(|(a, b)| a < b).collect()
+    }
+
+    /// Worst link, sum, fewest NUMA nodes, sum left, NUMA pairs left.
+    fn value(&self, set: &[usize], left: &[usize]) -> (u32, u64, i32, u64, usize) {
+        let sum = |set: &[usize]| {
+            Self::pairs(set)
+                .iter()
+                .map(|(a, b)| self.speed(*a, *b))
+                .sum::<u64>()
+        };
+        let worst = Self::pairs(set)
+            .iter()
+            .map(|(a, b)| self.links[*a][*b])
+            .min()
+            .unwrap_or(0);
+        let mut nodes: Vec<u32> = set.iter().map(|gpu| self.numa[*gpu]).collect();
+        nodes.sort_unstable();
+        nodes.dedup();
+        let together = Self::pairs(left)
+            .iter()
+            .filter(|(a, b)| self.numa[*a] == self.numa[*b])
+            .count();
+        (worst, sum(set), -(nodes.len() as i32), sum(left), together)
+    }
+
+    /// The best set, by trying all; the lowest of equals.
+    fn best(&self, free: u64, count: u32, nvlink: bool) -> Option<Vec<usize>> {
+        let list = |mask: u64| {
+            (0..self.numa.len())
+                .filter(|gpu| mask & (1 << gpu) != 0)
+                .collect::<Vec<_>>()
+        };
+        let masks =
+            (0..1u64 << self.numa.len()).filter(|mask| mask & !free == 0 && mask.count_ones() == count);
+        let joined =
+            |set: &Vec<usize>| !nvlink || Self::pairs(set).iter().all(|(a, b)| self.links[*a][*b] > 4);
+        let sets = masks
+            .map(|mask| (list(mask), list(free & !mask)))
+            .filter(|(set, _)| joined(set));
+        let ordered = sets.max_by(|(a, left_a), (b, left_b)| {
+            self.value(a, left_a)
+                .cmp(&self.value(b, left_b))
+                .then_with(|| b.cmp(a))
+        });
+        ordered.map(|(set, _)| set)
+    }
+}
+
+/// Hosts with random links of a few kinds, so that ties and twins are common.
+fn raw_host() -> impl Strategy<Value = Raw> {
+    (1usize..=8, proptest::collection::vec(0u32..=22, 1..4)).prop_flat_map(|(gpus, kinds)| {
+        let links = proptest::collection::vec(proptest::sample::select(kinds), gpus * gpus);
+        (links, proptest::collection::vec(0u32..3, gpus)).prop_map(move |(cells, numa)| {
+            let cell = |a: usize, b: usize| cells[a.min(b) * gpus + a.max(b)];
+            Raw {
+                links: (0..gpus)
+                    .map(|a| (0..gpus).map(|b| cell(a, b)).collect())
+                    .collect(),
+                numa,
+            }
+        })
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_chosen_set_is_the_one_that_brute_force_finds(
+        host in raw_host(), free in 0u64..256, count in 1u32..=8, nvlink: bool
+    ) {
+        let free = free & ((1 << host.numa.len()) - 1);
+        let expected = host.best(free, count, nvlink && count > 1);
+        let found = on_host(&host.inventory(), free, &ResourceRequest { nvlink, ..request(count) });
+        prop_assert_eq!(found.ok(), expected);
+    }
+}
+
+#[test]
+fn sixteen_gpus_with_irregular_links_are_searched_whole() {
+    let link = |a: usize, b: usize| ((a * 7 + b * 13 + a * b) % 9) as u32;
+    let links = (0..16)
+        .map(|a: usize| (0..16).map(|b: usize| link(a.min(b), a.max(b))).collect())
+        .collect();
+    let host = Raw {
+        links,
+        numa: (0..16).map(|gpu| gpu / 8).collect(),
+    };
+    for count in [2, 5, 8] {
+        assert_eq!(
+            on_host(&host.inventory(), 0xffff, &request(count)).ok(),
+            host.best(0xffff, count, false)
+        );
+    }
+}

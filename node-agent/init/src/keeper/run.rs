@@ -1,0 +1,493 @@
+//! The keeper's loop.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+use anyhow::Context;
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::prctl;
+use nix::sys::signal::{SigSet, Signal, kill, killpg};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+use nix::sys::time::{TimeSpec, TimeValLike};
+use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::{Pid, getpid};
+use prost::Message;
+
+use super::setup::Prepared;
+use super::spawn::{Program, Standard, spawn, spawn_server};
+use super::{processes, say};
+use crate::clock::boot_ms;
+use crate::files;
+use crate::wire::{self, Event, Exited, Failed, FromKeeper, Request, ToKeeper};
+
+/// Exit code: ended as asked.
+const CODE_ASKED: u8 = 0;
+/// Exit code: the lease ended.
+const CODE_LEASE: u8 = 75;
+
+/// Grace when somebody ends the keeper by a signal, and at the lease's end.
+const DEFAULT_GRACE_MS: u64 = 10_000;
+/// Longest grace that is granted.
+const MAX_GRACE_MS: u64 = 3_600_000;
+/// How often is looked whether all processes are gone, while stopping.
+const STOP_TICK_MS: u64 = 20;
+/// After the grace, kills go to single processes for so long; then to the whole namespace.
+const SINGLE_KILLS_MS: u64 = 1000;
+/// What the server gets to say goodbye in, once everything else has ended.
+const GOODBYE_MS: u64 = 2000;
+
+/// Wait before the second start of a server in a row; doubled from one to the next.
+const FIRST_BACKOFF_MS: u64 = 100;
+/// Longest wait between starts.
+const LAST_BACKOFF_MS: u64 = 5000;
+/// A server that lived so long was well: the next starts at once.
+const WELL_MS: u64 = 10_000;
+
+/// Messages that wait for a server that does not read; beyond this it is taken for dead.
+const MAX_OUTBOX: usize = 65_536;
+/// Processes through SSH at one time, whatever the container's own limit is.
+const MAX_PROCESSES: usize = 16_384;
+
+#[derive(Debug)]
+struct Server {
+    pid: Pid,
+    link: OwnedFd,
+    outbox: VecDeque<Vec<u8>>,
+    since: u64,
+}
+
+/// A process that was started through SSH. Only the server that asked for it is told of its end.
+#[derive(Debug)]
+struct Started {
+    id: u64,
+    server: Pid,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Stop {
+    code: u8,
+    kill_at: u64,
+    goodbye_until: Option<u64>,
+}
+
+struct Keeper {
+    prepared: Prepared,
+    server: Option<Server>,
+    restart_at: u64,
+    backoff_ms: u64,
+    starts: u32,
+    started: BTreeMap<Pid, Started>,
+    lease_end: Option<u64>,
+    stop: Option<Stop>,
+}
+
+/// Runs until everything has ended; gives the exit code.
+pub fn run(prepared: Prepared, lease_ms: Option<u64>) -> anyhow::Result<u8> {
+    if getpid().as_raw() != 1 {
+        prctl::set_child_subreaper(true).context("becoming the reaper of orphans")?;
+    }
+    let mut signals = SigSet::empty();
+    for signal in [
+        Signal::SIGCHLD,
+        Signal::SIGTERM,
+        Signal::SIGINT,
+        Signal::SIGHUP,
+        Signal::SIGQUIT,
+    ] {
+        signals.add(signal);
+    }
+    signals.thread_block().context("blocking signals")?;
+    let signals = SignalFd::with_flags(&signals, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
+    let timer = TimerFd::new(
+        ClockId::CLOCK_BOOTTIME,
+        TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK,
+    )?;
+
+    let mut keeper = Keeper {
+        prepared,
+        server: None,
+        restart_at: 0,
+        backoff_ms: 0,
+        starts: 0,
+        started: BTreeMap::new(),
+        lease_end: lease_ms.map(|left| boot_ms().saturating_add(left)),
+        stop: None,
+    };
+    loop {
+        keeper.act();
+        if let Some(code) = keeper.finished() {
+            return Ok(code);
+        }
+        if let Some(at) = keeper.next_time() {
+            let at = TimeSpec::milliseconds(i64::try_from(at.max(1)).unwrap_or(i64::MAX));
+            timer
+                .set(Expiration::OneShot(at), TimerSetTimeFlags::TFD_TIMER_ABSTIME)
+                .context("setting the timer")?;
+        }
+        keeper.wait(&signals, &timer)?;
+    }
+}
+
+impl Keeper {
+    /// Does what is due by time.
+    fn act(&mut self) {
+        let now = boot_ms();
+        if self.stop.is_none() && self.lease_end.is_some_and(|end| end <= now) {
+            say("the lease ended");
+            self.begin_stop(CODE_LEASE, DEFAULT_GRACE_MS);
+        }
+        if self.stop.is_none() && self.server.is_none() && self.restart_at <= now {
+            self.start_server(now);
+        }
+        self.continue_stop(now);
+    }
+
+    /// When [`act`](Self::act) has something to do next.
+    fn next_time(&self) -> Option<u64> {
+        if self.stop.is_some() {
+            return Some(boot_ms() + STOP_TICK_MS);
+        }
+        let restart = self.server.is_none().then_some(self.restart_at);
+        [self.lease_end, restart].into_iter().flatten().min()
+    }
+
+    /// Waits for something to happen and takes it in.
+    fn wait(&mut self, signals: &SignalFd, timer: &TimerFd) -> anyhow::Result<()> {
+        let mut polled = vec![
+            PollFd::new(signals.as_fd(), PollFlags::POLLIN),
+            PollFd::new(timer.as_fd(), PollFlags::POLLIN),
+        ];
+        if let Some(server) = &self.server {
+            let mut interest = PollFlags::POLLIN;
+            if !server.outbox.is_empty() {
+                interest |= PollFlags::POLLOUT;
+            }
+            polled.push(PollFd::new(server.link.as_fd(), interest));
+        }
+        match poll(&mut polled, PollTimeout::NONE) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(error) => return Err(error).context("waiting"),
+        }
+        let server_ready = polled.get(2).is_some_and(|server| server.any().unwrap_or(true));
+        drop(polled);
+        match timer.wait() {
+            Ok(()) | Err(Errno::EAGAIN | Errno::EINTR) => {}
+            Err(error) => return Err(error).context("reading the timer"),
+        }
+        // What the server asked before it died counts.
+        if server_ready {
+            self.hear_server();
+        }
+        while let Ok(Some(signal)) = signals.read_signal() {
+            self.take_signal(signal.ssi_signo as i32);
+        }
+        self.flush_outbox();
+        Ok(())
+    }
+
+    fn take_signal(&mut self, number: i32) {
+        match Signal::try_from(number) {
+            Ok(Signal::SIGCHLD) => self.reap(),
+            Ok(Signal::SIGTERM | Signal::SIGINT) => self.begin_stop(CODE_ASKED, DEFAULT_GRACE_MS),
+            // Of no meaning for process 1; without being taken they would end it.
+            Ok(_) | Err(_) => {}
+        }
+    }
+
+    // The server.
+
+    fn start_server(&mut self, now: u64) {
+        let pair = socketpair(
+            AddressFamily::Unix,
+            SockType::SeqPacket,
+            None,
+            SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK,
+        );
+        let restarts = self.starts;
+        let result = pair.and_then(|(link, theirs)| {
+            let pid = spawn_server(&self.prepared, &theirs, restarts, self.started.len() as u32)?;
+            Ok(Server {
+                pid,
+                link,
+                outbox: VecDeque::new(),
+                since: now,
+            })
+        });
+        match result {
+            Ok(server) => {
+                self.server = Some(server);
+                self.starts = self.starts.saturating_add(1);
+            }
+            Err(error) => {
+                say(&format!("cannot start the server: {}", error.desc()));
+                self.back_off(now);
+            }
+        }
+    }
+
+    fn back_off(&mut self, now: u64) {
+        self.backoff_ms = (self.backoff_ms * 2).clamp(FIRST_BACKOFF_MS, LAST_BACKOFF_MS);
+        self.restart_at = now + self.backoff_ms;
+    }
+
+    fn server_died(&mut self, server: &Server, how: &str) {
+        say(&format!("the server ended: {how}"));
+        let now = boot_ms();
+        if now.saturating_sub(server.since) >= WELL_MS {
+            self.backoff_ms = 0;
+            self.restart_at = now;
+        } else if self.backoff_ms == 0 {
+            // The first death in a row: nobody shall wait.
+            self.backoff_ms = FIRST_BACKOFF_MS / 2;
+            self.restart_at = now;
+        } else {
+            self.back_off(now);
+        }
+    }
+
+    /// Takes all that the server says.
+    fn hear_server(&mut self) {
+        while let Some(server) = &self.server {
+            match wire::receive(server.link.as_raw_fd()) {
+                Ok(Some((message, files))) => match ToKeeper::decode(&message[..]) {
+                    Ok(ToKeeper {
+                        request: Some(request),
+                    }) => self.take_request(request, files),
+                    Ok(ToKeeper { request: None }) | Err(_) => {
+                        self.distrust_server("it sends what is no request");
+                    }
+                },
+                Err(Errno::EAGAIN) => return,
+                Err(Errno::EINTR) => {}
+                // It hung up: without its keeper it must not go on. Its death is seen by waiting.
+                Ok(None) => return self.distrust_server("it hung up"),
+                Err(error) => return self.distrust_server(error.desc()),
+            }
+        }
+    }
+
+    fn distrust_server(&mut self, why: &str) {
+        if let Some(server) = self.server.as_ref() {
+            if self.stop.is_none() {
+                say(&format!("killing the server: {why}"));
+            }
+            // It may be dead already.
+            let _ = kill(server.pid, Signal::SIGKILL);
+        }
+        self.reap_server_now();
+    }
+
+    /// Waits for a server that was killed, so that its socket is not read any more.
+    fn reap_server_now(&mut self) {
+        let Some(server) = self.server.take() else { return };
+        loop {
+            match waitpid(server.pid, None) {
+                Ok(WaitStatus::Exited(_, _) | WaitStatus::Signaled(_, _, _)) | Err(Errno::ECHILD) => break,
+                Ok(_) | Err(Errno::EINTR) => {}
+                Err(error) => {
+                    say(&format!("waiting for the server: {}", error.desc()));
+                    break;
+                }
+            }
+        }
+        self.server_died(&server, "killed");
+    }
+
+    fn take_request(&mut self, request: Request, mut files: Vec<OwnedFd>) {
+        match request {
+            Request::Spawn(spawn) => self.start_process(spawn.id, spawn.terminal, files),
+            Request::Signal(wire::Signal { id, signal }) => {
+                let Some(server) = &self.server else { return };
+                let found = self
+                    .started
+                    .iter()
+                    .find(|(_, started)| started.id == id && started.server == server.pid);
+                if let (Some((pid, _)), Ok(signal)) = (found, Signal::try_from(signal)) {
+                    // The group's last member may be gone, though the leader was not yet waited for.
+                    let _ = killpg(*pid, signal);
+                }
+            }
+            Request::Config(_) => {
+                if let Some(file) = files.pop() {
+                    self.prepared.config = file;
+                }
+            }
+            Request::LeaseEnd(end) => self.lease_end = Some(end),
+            Request::Stop(grace_ms) => self.begin_stop(CODE_ASKED, grace_ms),
+        }
+    }
+
+    fn tell_server(&mut self, event: Option<Event>) {
+        let processes = Some(self.started.len() as u32);
+        let Some(server) = self.server.as_mut() else {
+            return;
+        };
+        server
+            .outbox
+            .push_back(FromKeeper { event, processes }.encode_to_vec());
+        if server.outbox.len() > MAX_OUTBOX {
+            self.distrust_server("it does not read");
+        }
+    }
+
+    fn flush_outbox(&mut self) {
+        let Some(server) = self.server.as_mut() else {
+            return;
+        };
+        while let Some(message) = server.outbox.front() {
+            match wire::send(server.link.as_raw_fd(), message, &[]) {
+                Ok(()) => drop(server.outbox.pop_front()),
+                Err(Errno::EINTR) => {}
+                // Full: later. Gone: its death is about to be seen.
+                Err(_) => return,
+            }
+        }
+    }
+
+    // Processes.
+
+    fn start_process(&mut self, id: u64, terminal: bool, files: Vec<OwnedFd>) {
+        let result = self.try_start(terminal, files);
+        let server = self.server.as_ref().map(|server| server.pid);
+        match (result, server) {
+            (Ok(pid), Some(server)) => {
+                self.started.insert(pid, Started { id, server });
+                self.tell_server(Some(Event::Started(id)));
+            }
+            (Err(error), _) => self.tell_server(Some(Event::Failed(Failed {
+                id,
+                errno: error as i32,
+            }))),
+            (Ok(_), None) => {}
+        }
+    }
+
+    fn try_start(&self, terminal: bool, files: Vec<OwnedFd>) -> nix::Result<Pid> {
+        if self.stop.is_some() {
+            return Err(Errno::ESHUTDOWN);
+        }
+        if self.started.len() >= MAX_PROCESSES {
+            return Err(Errno::EAGAIN);
+        }
+        let mut files = files.into_iter();
+        let command = files.next().ok_or(Errno::EBADMSG)?;
+        let command = files::read_all(&command, wire::MAX_COMMAND).map_err(|_| Errno::E2BIG)?;
+        let command = wire::Command::decode(&command[..]).map_err(|_| Errno::EBADMSG)?;
+        let program = Program::new(command).ok_or(Errno::EINVAL)?;
+        let rest: Vec<OwnedFd> = files.collect();
+        let standard = if terminal {
+            Standard::Terminal(rest.into_iter().next().ok_or(Errno::EBADMSG)?)
+        } else {
+            Standard::Files(rest.try_into().map_err(|_| Errno::EBADMSG)?)
+        };
+        spawn(&program, &standard)
+    }
+
+    /// Collects every child that ended: ours, and the orphans that fell to us.
+    fn reap(&mut self) {
+        loop {
+            let (pid, exited, how) = match waitpid(None, Some(WaitPidFlag::WNOHANG)) {
+                Ok(WaitStatus::Exited(pid, status)) => {
+                    let exited = Exited {
+                        id: 0,
+                        status: status as u32,
+                        signal: 0,
+                        core_dumped: false,
+                    };
+                    (pid, exited, format!("status {status}"))
+                }
+                Ok(WaitStatus::Signaled(pid, signal, core_dumped)) => {
+                    let exited = Exited {
+                        id: 0,
+                        status: 0,
+                        signal: signal as i32,
+                        core_dumped,
+                    };
+                    (pid, exited, signal.to_string())
+                }
+                Ok(WaitStatus::StillAlive) | Err(Errno::ECHILD) => return,
+                Ok(_) | Err(Errno::EINTR) => continue,
+                Err(error) => {
+                    say(&format!("waiting for children: {}", error.desc()));
+                    return;
+                }
+            };
+            if self.server.as_ref().is_some_and(|server| server.pid == pid) {
+                if let Some(server) = self.server.take() {
+                    self.server_died(&server, &how);
+                }
+            } else if let Some(started) = self.started.remove(&pid) {
+                let current = self
+                    .server
+                    .as_ref()
+                    .is_some_and(|server| server.pid == started.server);
+                self.tell_server(current.then_some(Event::Exited(Exited {
+                    id: started.id,
+                    ..exited
+                })));
+            }
+        }
+    }
+
+    // The end.
+
+    fn begin_stop(&mut self, code: u8, grace_ms: u64) {
+        let kill_at = boot_ms() + grace_ms.min(MAX_GRACE_MS);
+        if let Some(stop) = &mut self.stop {
+            // Asked again: the shorter grace counts.
+            stop.kill_at = stop.kill_at.min(kill_at);
+            return;
+        }
+        say(&format!("stopping, {} ms of grace", grace_ms.min(MAX_GRACE_MS)));
+        self.stop = Some(Stop {
+            code,
+            kill_at,
+            goodbye_until: None,
+        });
+        self.tell_server(Some(Event::Stopping(true)));
+        let all = self.others();
+        processes::signal_all(&all, &[Signal::SIGHUP, Signal::SIGCONT, Signal::SIGTERM]);
+    }
+
+    fn others(&self) -> Vec<Pid> {
+        processes::below(self.server.as_ref().map(|server| server.pid))
+    }
+
+    fn continue_stop(&mut self, now: u64) {
+        let Some(mut stop) = self.stop else { return };
+        let others = self.others();
+        if !others.is_empty() {
+            if now >= stop.kill_at {
+                processes::signal_all(&others, &[Signal::SIGKILL]);
+            }
+            if now >= stop.kill_at + SINGLE_KILLS_MS {
+                processes::kill_namespace();
+            }
+        } else if let Some(until) = stop.goodbye_until {
+            if now >= until
+                && let Some(server) = &self.server
+            {
+                // It had its time.
+                let _ = kill(server.pid, Signal::SIGKILL);
+            }
+        } else {
+            stop.goodbye_until = Some(now + GOODBYE_MS);
+            self.reap();
+            self.flush_outbox();
+            if let Some(server) = &self.server {
+                // The server reads to the end, says goodbye and exits.
+                let _ =
+                    nix::sys::socket::shutdown(server.link.as_raw_fd(), nix::sys::socket::Shutdown::Write);
+            }
+        }
+        self.stop = Some(stop);
+    }
+
+    fn finished(&self) -> Option<u8> {
+        let stop = self.stop.as_ref()?;
+        (stop.goodbye_until.is_some() && self.server.is_none()).then_some(stop.code)
+    }
+}

@@ -1,0 +1,115 @@
+//! What is done once, at the start, with root's rights where there are any.
+
+use std::fs;
+use std::io::Read;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+
+use anyhow::{Context, bail, ensure};
+use carrel_proto::v1::InitConfig;
+use nix::fcntl::{OFlag, open};
+use nix::sys::stat::Mode;
+use prost::Message;
+
+use super::{Options, accounts, privileges, say};
+use crate::{files, wire};
+
+/// What the loop works with.
+#[derive(Debug)]
+pub struct Prepared {
+    /// This program, to be executed as the server.
+    pub program: OwnedFd,
+    /// The listening `ssh.sock`.
+    pub ssh: OwnedFd,
+    /// The listening `ctl.sock`.
+    pub ctl: OwnedFd,
+    /// Seed of the host key.
+    pub seed: OwnedFd,
+    /// Configuration.
+    pub config: OwnedFd,
+}
+
+/// Bytes of randomness from which the host key is made.
+const SEED_BYTES: usize = 32;
+
+/// Reads the configuration, makes the sockets and the key's seed, sees to the user's account, and
+/// becomes the user.
+pub fn prepare(options: &Options) -> anyhow::Result<Prepared> {
+    occupy_standard_files()?;
+    let config = read_config(&options.run_dir)?;
+    let identity = config.identity.clone().context("init.pb names no identity")?;
+    ensure!(!identity.name.is_empty(), "init.pb names no user");
+    ensure!(
+        identity.home.starts_with('/'),
+        "the home {:?} is not an absolute path",
+        identity.home
+    );
+
+    let program = open("/proc/self/exe", OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())
+        .context("opening /proc/self/exe; is /proc mounted?")?;
+    let ssh = listen(&options.run_dir, "ssh.sock")?;
+    let ctl = listen(&options.run_dir, "ctl.sock")?;
+    let mut seed = [0; SEED_BYTES];
+    fs::File::open("/dev/urandom")
+        .and_then(|mut random| random.read_exact(&mut seed))
+        .context("reading /dev/urandom")?;
+    let seed = files::sealed("carrel-host-key", &seed).context("keeping the host key")?;
+    let config =
+        files::sealed("carrel-config", &config.encode_to_vec()).context("keeping the configuration")?;
+
+    if let Some(etc) = &options.etc {
+        accounts::ensure(etc, &identity);
+    }
+    privileges::drop_to(&identity)?;
+    Ok(Prepared {
+        program,
+        ssh,
+        ctl,
+        seed,
+        config,
+    })
+}
+
+fn read_config(run_dir: &Path) -> anyhow::Result<InitConfig> {
+    let path = run_dir.join("init.pb");
+    let file = fs::File::open(&path).with_context(|| format!("opening {}", path.display()))?;
+    let content = files::read_all(file.as_fd(), wire::MAX_CONFIG)
+        .with_context(|| format!("reading {}", path.display()))?;
+    InitConfig::decode(&content[..]).with_context(|| format!("{} is not an InitConfig", path.display()))
+}
+
+/// A listening socket that only its owner can reach.
+fn listen(run_dir: &Path, name: &str) -> anyhow::Result<OwnedFd> {
+    let path = run_dir.join(name);
+    match fs::remove_file(&path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            bail!("removing the old {}: {error}", path.display())
+        }
+        _ => {}
+    }
+    let before = nix::sys::stat::umask(Mode::from_bits_truncate(0o177));
+    let listener = UnixListener::bind(&path);
+    nix::sys::stat::umask(before);
+    let listener = listener.with_context(|| format!("listening on {}", path.display()))?;
+    let mode = fs::metadata(&path)?.permissions().mode() & 0o777;
+    if mode != 0o600 {
+        say(&format!("{} has mode {mode:o}", path.display()));
+    }
+    listener.set_nonblocking(true)?;
+    Ok(listener.into())
+}
+
+/// Opens /dev/null for each of 0, 1 and 2 that is closed, so that nothing else gets their numbers.
+fn occupy_standard_files() -> anyhow::Result<()> {
+    use std::os::fd::{AsRawFd, IntoRawFd};
+    loop {
+        let null = open("/dev/null", OFlag::O_RDWR, Mode::empty()).context("opening /dev/null")?;
+        if null.as_raw_fd() > 2 {
+            return Ok(());
+        }
+        // It stays open, as one of the three.
+        let _ = null.into_raw_fd();
+    }
+}

@@ -1,0 +1,97 @@
+//! carrel-init: process 1 of every Carrel container, and its SSH server.
+//!
+//! One static binary in two roles:
+//!
+//! - The **keeper** ([`keeper`]) is process 1. It prepares the container, drops its privileges for
+//!   good, and from then on only forks, waits and reaps. It holds what must outlive the SSH
+//!   server: the host key, the newest configuration, the listening sockets, the lease.
+//! - The **server** ([`server`]) is the keeper's child: SSH, SFTP, forwards and the control socket.
+//!   It forks nothing itself; it asks the keeper ([`wire`]). When it dies, the keeper starts
+//!   another; running processes go on.
+//!
+//! ```text
+//! carrel-init [--run-dir DIR] [--etc DIR] [--lease-ms N]     the keeper
+//! carrel-init serve                                         the server; only the keeper starts it
+//! ```
+//!
+//! Exit codes: 0 ended as asked (a stop request, SIGTERM, SIGINT), 1 could not start, 2 wrong
+//! arguments, 75 the lease ended.
+
+mod clock;
+mod files;
+mod keeper;
+mod server;
+mod wire;
+
+/// musl's own gives every large buffer back to the kernel and takes it anew.
+#[cfg(target_env = "musl")]
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Where the node agent mounts the run directory.
+const DEFAULT_RUN_DIR: &str = "/.carrel/run";
+
+const USAGE: &str = "usage: carrel-init [--run-dir DIR] [--etc DIR] [--lease-ms N]
+  --run-dir DIR   directory with init.pb; ctl.sock and ssh.sock appear in it (default /.carrel/run)
+  --etc DIR       directory whose passwd and group get the user (default /etc, when process 1 and root)
+  --lease-ms N    lease until the first contact over ctl.sock (default: none)";
+
+fn main() -> ExitCode {
+    let mut args = std::env::args_os().skip(1);
+    let first = args.next();
+    if first.as_deref() == Some("serve".as_ref()) {
+        return server::main(args.collect());
+    }
+    match parse(first.into_iter().chain(args)) {
+        Ok(Some(options)) => keeper::main(options),
+        Ok(None) => {
+            println!("{USAGE}");
+            ExitCode::SUCCESS
+        }
+        Err(message) => {
+            eprintln!("carrel-init: {message}\n{USAGE}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn parse(mut args: impl Iterator<Item = OsString>) -> Result<Option<keeper::Options>, String> {
+    let mut options = keeper::Options {
+        run_dir: DEFAULT_RUN_DIR.into(),
+        etc: None,
+        lease_ms: None,
+    };
+    if nix::unistd::getpid().as_raw() == 1 {
+        options.etc = Some("/etc".into());
+    }
+    while let Some(name) = args.next() {
+        let name = name.to_string_lossy().into_owned();
+        if name == "--help" || name == "-h" {
+            return Ok(None);
+        }
+        if name == "--version" {
+            println!("carrel-init {}", env!("CARGO_PKG_VERSION"));
+            std::process::exit(0);
+        }
+        let value = args
+            .next()
+            .ok_or_else(|| format!("{name}: a value is missing, or it is not an option"))?;
+        match name.as_str() {
+            "--run-dir" => options.run_dir = PathBuf::from(value),
+            "--etc" => options.etc = Some(PathBuf::from(value)),
+            "--lease-ms" => {
+                let text = value.to_string_lossy();
+                let lease = text
+                    .parse()
+                    .map_err(|_| format!("--lease-ms: {text:?} is not a number"))?;
+                options.lease_ms = Some(lease);
+            }
+            _ => return Err(format!("{name}: not an option")),
+        }
+    }
+    Ok(Some(options))
+}

@@ -1,0 +1,95 @@
+//! What all connections share.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use carrel_proto::v1::{InitConfig, InitStatus};
+use tokio::sync::watch;
+
+use super::keeper::Keeper;
+use super::settings::Settings;
+use crate::clock::boot_ms;
+
+/// State of the server.
+pub struct Shared {
+    settings: RwLock<Arc<Settings>>,
+    /// The way to process 1.
+    pub keeper: Keeper,
+    restarts: u32,
+    connections: AtomicU32,
+    /// Last terminal input or exec start, boot time in ms; 0: never.
+    active_at: AtomicU64,
+    changed: watch::Sender<()>,
+}
+
+impl Shared {
+    pub fn new(settings: Settings, keeper: Keeper, restarts: u32) -> Self {
+        Self {
+            settings: RwLock::new(Arc::new(settings)),
+            keeper,
+            restarts,
+            connections: AtomicU32::new(0),
+            active_at: AtomicU64::new(0),
+            changed: watch::Sender::new(()),
+        }
+    }
+
+    /// The settings of now.
+    pub fn settings(&self) -> Arc<Settings> {
+        Arc::clone(&self.settings.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Replaces the configuration for what begins from now on.
+    pub fn configure(&self, config: InitConfig) {
+        let mut settings = self.settings.write().unwrap_or_else(PoisonError::into_inner);
+        *settings = Arc::new(settings.with(config));
+        drop(settings);
+        self.notify();
+    }
+
+    /// Counts a connection as long as the guard lives.
+    pub fn connected(self: &Arc<Self>) -> Connected {
+        self.connections.fetch_add(1, Ordering::Relaxed);
+        self.notify();
+        Connected(Arc::clone(self))
+    }
+
+    /// Somebody is at work.
+    pub fn touch(&self) {
+        self.active_at.store(boot_ms().max(1), Ordering::Relaxed);
+    }
+
+    /// The status changed.
+    pub fn notify(&self) {
+        self.changed.send_replace(());
+    }
+
+    /// Wakes at each change of the status.
+    pub fn watch(&self) -> watch::Receiver<()> {
+        self.changed.subscribe()
+    }
+
+    /// The status of now.
+    pub fn status(&self) -> InitStatus {
+        let active_at = self.active_at.load(Ordering::Relaxed);
+        InitStatus {
+            host_public_key: self.settings().host_public_key(),
+            ready: true,
+            connections: self.connections.load(Ordering::Relaxed),
+            processes: self.keeper.processes(),
+            restarts: self.restarts,
+            idle_ms: (active_at != 0).then(|| boot_ms().saturating_sub(active_at)),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+        }
+    }
+}
+
+/// A connection, counted.
+pub struct Connected(Arc<Shared>);
+
+impl Drop for Connected {
+    fn drop(&mut self) {
+        self.0.connections.fetch_sub(1, Ordering::Relaxed);
+        self.0.notify();
+    }
+}

@@ -1,0 +1,331 @@
+//! What an operator may set: a file, and flags and environment that come before it.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use serde::Deserialize;
+
+use crate::gpu::{HostSizes, NvmlSource};
+use crate::image::ImageOptions;
+use crate::runtime::{NetworkMode, RuntimeOptions};
+use crate::units::{Size, Span};
+
+/// Where the state is when nobody says.
+const DEFAULT_STATE: &str = "/var/lib/carrel/node";
+/// Read when it is there and no other is named.
+const DEFAULT_CONFIG: &str = "/etc/carrel/node.toml";
+/// A Unix socket's path has at most 107 bytes (unix(7)), and "/jobs/<job>-<generation>/run/ctl.sock"
+/// comes after the state directory's.
+const MAX_STATE_PATH: usize = 60;
+/// Between two reports when nothing changes: a fraction of the broker's contact timeout.
+const DEFAULT_HEARTBEAT: Duration = Duration::from_secs(3);
+/// Processes and threads of one job; systemd's default for a login's slice is of this size.
+const DEFAULT_PIDS_LIMIT: u64 = 32_768;
+
+/// Flags that every verb with a runtime has.
+#[derive(Args, Clone, Debug, Default)]
+pub struct NodeArgs {
+    /// State directory [default: /var/lib/carrel/node]
+    #[arg(long, value_name = "DIR", env = "CARREL_NODE_STATE")]
+    pub state: Option<PathBuf>,
+    /// Configuration file [default: /etc/carrel/node.toml, if it is there]
+    #[arg(long, value_name = "FILE", env = "CARREL_NODE_CONFIG")]
+    pub config: Option<PathBuf>,
+    /// NVML library to load [default: libnvidia-ml.so.1, as the dynamic linker finds it]
+    #[arg(long, value_name = "FILE", env = "CARREL_NVML_LIBRARY")]
+    pub nvml_library: Option<PathBuf>,
+    /// CPUs (hardware threads) to offer [default: the machine's]
+    #[arg(long, value_name = "N")]
+    pub cpus: Option<u32>,
+    /// Memory to offer, "512G" [default: the machine's]
+    #[arg(long, value_name = "SIZE")]
+    pub memory: Option<Size>,
+    /// containerd's socket [default: the system's where it answers, else a private one is started]
+    #[arg(long, value_name = "FILE", conflicts_with = "private_containerd")]
+    pub containerd_socket: Option<PathBuf>,
+    /// Start a containerd of our own though the system has one
+    #[arg(long)]
+    pub private_containerd: bool,
+    /// Directory of CDI specifications, instead of /etc/cdi and /var/run/cdi; may be repeated, later ones first
+    #[arg(long, value_name = "DIR")]
+    pub cdi_dir: Vec<PathBuf>,
+    /// The static carrel-init [default: beside this program]
+    #[arg(long, value_name = "FILE", env = "CARREL_INIT")]
+    pub init_binary: Option<PathBuf>,
+}
+
+/// The file. Every key may be left out.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct File {
+    state: Option<PathBuf>,
+    nvml_library: Option<PathBuf>,
+    cpus: Option<u32>,
+    memory: Option<Size>,
+    reserved_cpus: u32,
+    reserved_memory: Option<Size>,
+    containerd_socket: Option<PathBuf>,
+    private_containerd: bool,
+    cdi_dirs: Option<Vec<PathBuf>>,
+    init_binary: Option<PathBuf>,
+    cli_binary: Option<PathBuf>,
+    network: NetworkMode,
+    subnet: Option<String>,
+    cgroup_parent: Option<String>,
+    insecure_registries: Vec<String>,
+    registry_auth: Option<PathBuf>,
+    heartbeat: Option<Span>,
+    pids_limit: Option<u64>,
+    allow_root: Option<bool>,
+}
+
+/// What results.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// State directory, absolute.
+    pub state: PathBuf,
+    /// Where GPUs are looked for, and how much of the host is offered.
+    pub nvml: NvmlSource,
+    /// How containers are made.
+    pub runtime: RuntimeOptions,
+    /// Between two reports when nothing changes.
+    pub heartbeat: Duration,
+    /// Most processes and threads of one job.
+    pub pids_limit: u64,
+    /// Whether jobs may be user 0's: root in the container, without capabilities. None: when the broker
+    /// runs on this machine, so that its root is this machine's (`carrel up`); elsewhere the broker's
+    /// root is a stranger to this host's files.
+    pub allow_root: Option<bool>,
+}
+
+impl Config {
+    /// Flags and environment first, then the file, then the defaults.
+    pub fn load(args: &NodeArgs) -> Result<Self> {
+        let file = file_of(args)?;
+        let state = state_dir(args, &file)?;
+        let init_binary = args.init_binary.clone().or(named(file.init_binary));
+        let mut runtime = RuntimeOptions::new(&state, find_init(init_binary, &state)?);
+        runtime.private_containerd =
+            args.private_containerd || file.private_containerd && args.containerd_socket.is_none();
+        runtime.containerd_socket = if args.private_containerd {
+            None
+        } else {
+            args.containerd_socket.clone().or(named(file.containerd_socket))
+        };
+        if args.cdi_dir.is_empty() {
+            runtime.cdi_dirs = file.cdi_dirs.unwrap_or(runtime.cdi_dirs);
+        } else {
+            runtime.cdi_dirs.clone_from(&args.cdi_dir);
+        }
+        runtime.cli_binary = named(file.cli_binary);
+        runtime.network = file.network;
+        runtime.subnet = file.subnet.filter(|subnet| !subnet.is_empty());
+        runtime.cgroup_parent = file.cgroup_parent.filter(|parent| !parent.is_empty());
+        runtime.images = ImageOptions {
+            insecure_registries: file.insecure_registries,
+            registry_auth: named(file.registry_auth),
+        };
+        let sizes = HostSizes {
+            cpus: args.cpus.or(file.cpus),
+            memory_bytes: args.memory.or(file.memory).map(|size| size.0),
+            reserved_cpus: file.reserved_cpus,
+            reserved_memory_bytes: file.reserved_memory.map_or(0, |size| size.0),
+        };
+        Ok(Self {
+            state,
+            nvml: NvmlSource {
+                library: args.nvml_library.clone().or(named(file.nvml_library)),
+                sizes,
+            },
+            runtime,
+            heartbeat: file.heartbeat.map_or(DEFAULT_HEARTBEAT, |span| span.0),
+            pids_limit: file.pids_limit.unwrap_or(DEFAULT_PIDS_LIMIT),
+            allow_root: file.allow_root,
+        })
+    }
+}
+
+fn file_of(args: &NodeArgs) -> Result<File> {
+    match &args.config {
+        Some(path) => read(path),
+        None if Path::new(DEFAULT_CONFIG).exists() => read(Path::new(DEFAULT_CONFIG)),
+        None => Ok(File::default()),
+    }
+}
+
+/// The state directory alone, for what needs no containers.
+pub fn state_of(args: &NodeArgs) -> Result<PathBuf> {
+    state_dir(args, &file_of(args)?)
+}
+
+fn state_dir(args: &NodeArgs, file: &File) -> Result<PathBuf> {
+    let state = args
+        .state
+        .clone()
+        .or(named(file.state.clone()))
+        .unwrap_or_else(|| DEFAULT_STATE.into());
+    let state =
+        std::path::absolute(&state).with_context(|| format!("the state directory {}", state.display()))?;
+    ensure!(
+        state.as_os_str().len() <= MAX_STATE_PATH,
+        "the state directory {} has too long a path for the sockets below it: at most {MAX_STATE_PATH} bytes",
+        state.display()
+    );
+    Ok(state)
+}
+
+/// An empty path stands for none.
+fn named(path: Option<PathBuf>) -> Option<PathBuf> {
+    path.filter(|path| !path.as_os_str().is_empty())
+}
+
+fn read(path: &Path) -> Result<File> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    toml::from_str(&text).with_context(|| format!("{} is not valid", path.display()))
+}
+
+/// carrel-init: the one that was named; or beside this program, where packages put it, or as an
+/// earlier start installed it.
+fn find_init(named: Option<PathBuf>, state: &Path) -> Result<PathBuf> {
+    if let Some(path) = named {
+        if !path.is_file() {
+            bail!(
+                "carrel-init is not at {}: correct --init-binary or CARREL_INIT",
+                path.display()
+            );
+        }
+        return Ok(path);
+    }
+    let own = std::env::current_exe().context("this program's own path")?;
+    let dir = own.parent().unwrap_or(Path::new("/"));
+    let places = [
+        dir.join("carrel-init"),
+        dir.join("../lib/carrel/carrel-init"),
+        PathBuf::from("/usr/lib/carrel/carrel-init"),
+        state.join("bin/carrel-init"),
+    ];
+    let found = places.iter().find(|path| path.is_file() && is_static(path));
+    found.cloned().with_context(|| {
+        let places: Vec<String> = places.iter().map(|path| path.display().to_string()).collect();
+        format!(
+            "no static carrel-init is in any of {}; name it with --init-binary or CARREL_INIT",
+            places.join(", ")
+        )
+    })
+}
+
+/// Whether an ELF file names no interpreter (a `PT_INTERP` program header; elf(5)): one that does
+/// starts only in images that have its C library.
+fn is_static(path: &Path) -> bool {
+    const INTERP: u32 = 3;
+    let Ok(bytes) = std::fs::read(path) else {
+        return false;
+    };
+    let number = |at: usize, len: usize| {
+        let field = bytes.get(at..at + len)?;
+        Some(
+            field
+                .iter()
+                .rev()
+                .fold(0u64, |value, byte| value << 8 | u64::from(*byte)),
+        )
+    };
+    // 64-bit, little-endian: all that we build for.
+    let headers = || {
+        let table = number(32, 8)? as usize;
+        let (size, count) = (number(54, 2)? as usize, number(56, 2)? as usize);
+        let kinds = (0..count).map(|n| number(table.checked_add(n * size)?, 4));
+        kinds.collect::<Option<Vec<u64>>>()
+    };
+    bytes.starts_with(b"\x7fELF\x02\x01")
+        && headers().is_some_and(|kinds| !kinds.contains(&u64::from(INTERP)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load(text: &str, args: NodeArgs) -> Result<Config> {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("node.toml");
+        std::fs::write(&path, text).expect("written");
+        let init = dir.path().join("carrel-init");
+        std::fs::write(&init, "").expect("written");
+        Config::load(&NodeArgs {
+            config: Some(path),
+            init_binary: Some(init),
+            ..args
+        })
+    }
+
+    #[test]
+    fn flags_come_before_the_file() {
+        let text = "cpus = 4\nmemory = \"8G\"\nprivate_containerd = true\nheartbeat = \"500ms\"\nnetwork = \"loopback\"\n";
+        let config = load(
+            text,
+            NodeArgs {
+                cpus: Some(2),
+                ..NodeArgs::default()
+            },
+        )
+        .expect("a configuration");
+        assert_eq!(config.nvml.sizes.cpus, Some(2));
+        assert_eq!(config.nvml.sizes.memory_bytes, Some(8 << 30));
+        assert_eq!(config.heartbeat, Duration::from_millis(500));
+        assert!(config.runtime.private_containerd && config.runtime.network == NetworkMode::Loopback);
+    }
+
+    #[test]
+    fn a_state_directory_has_room_for_sockets_below_it() {
+        let state = Some(PathBuf::from(format!("/{}", "s".repeat(MAX_STATE_PATH))));
+        let error = load(
+            "",
+            NodeArgs {
+                state,
+                ..NodeArgs::default()
+            },
+        )
+        .expect_err("refused");
+        assert!(error.to_string().contains("too long"), "{error}");
+    }
+
+    #[test]
+    fn unknown_keys_are_refused_by_name() {
+        let error = load("heartbeet = \"3s\"\n", NodeArgs::default()).expect_err("refused");
+        let error = format!("{error:#}");
+        assert!(error.contains("heartbeet") && error.contains("line 1"), "{error}");
+    }
+
+    /// What the operators' page shows is what is read.
+    #[test]
+    fn the_documented_file_is_valid() {
+        let page = include_str!("../../docs/operate.md");
+        let after = page
+            .split("/etc/carrel/node.toml")
+            .nth(1)
+            .expect("the page names the file");
+        let example = after
+            .split("```toml\n")
+            .nth(1)
+            .and_then(|rest| rest.split("```").next())
+            .expect("an example");
+        let config = load(example, NodeArgs::default()).expect("a configuration");
+        assert_eq!(config.nvml.library, None);
+        assert_eq!(
+            (config.heartbeat, config.pids_limit),
+            (DEFAULT_HEARTBEAT, DEFAULT_PIDS_LIMIT)
+        );
+        assert_eq!(config.allow_root, Some(false));
+    }
+
+    #[test]
+    fn dynamic_programs_are_told_from_static_ones() {
+        assert!(!is_static(&std::env::current_exe().expect("this test")));
+        assert!(!is_static(Path::new("/etc/passwd")));
+        if Path::new("/bin/busybox").exists() {
+            assert!(is_static(Path::new("/bin/busybox")), "Debian's busybox-static");
+        }
+    }
+}

@@ -1,0 +1,276 @@
+//! From a wish to what a container and its carrel-init are made of.
+
+use anyhow::{Context, Result, ensure};
+use carrel_core::model::gpu::{GpuInfo, Inventory};
+use carrel_core::model::ids::{GpuUuid, NodeName};
+use carrel_core::model::node::DesiredJob;
+use carrel_core::model::time::Timestamp;
+use carrel_proto::v1;
+use prost::Message;
+
+use super::{Shared, Wish};
+use crate::runtime::{BindMount, ContainerRecord, ContainerSpec};
+
+/// The GPUs of a job, in the container's order.
+pub(super) fn gpus_of(inventory: &Inventory, uuids: &[GpuUuid]) -> Result<Vec<GpuInfo>> {
+    let find = |uuid: &GpuUuid| {
+        let known = inventory.gpus.iter().find(|gpu| gpu.uuid == *uuid);
+        known
+            .cloned()
+            .with_context(|| format!("this node has no GPU {uuid}"))
+    };
+    uuids.iter().map(find).collect()
+}
+
+/// What the container is made of.
+pub(super) fn container(
+    shared: &Shared,
+    wish: &Wish,
+    gpus: Vec<GpuInfo>,
+    config: &v1::InitConfig,
+) -> Result<ContainerSpec> {
+    let Wish { job, message } = wish;
+    let identity = message
+        .identity
+        .clone()
+        .context("the broker does not say who the user is")?;
+    ensure!(
+        identity.uid != 0 || shared.allow_root,
+        "this node runs no jobs of user 0 (root): ask as another user, or set allow_root in the agent's configuration"
+    );
+    Ok(ContainerSpec {
+        record: ContainerRecord {
+            key: job.key,
+            session: job.session,
+            name: job.name.clone(),
+            user: job.owner.to_string(),
+            cluster: shared.cluster.to_string(),
+            image: job.image.clone(),
+            rank: job.rank,
+            gpus: job.gpus.clone(),
+            cpus: job.cpus,
+            memory_bytes: job.memory_bytes,
+            deadline: job.deadline,
+        },
+        hostname: host_name(job),
+        mounts: BindMount::home(&identity).into_iter().collect(),
+        identity,
+        gpus,
+        pids_limit: shared.pids_limit,
+        env: config
+            .env
+            .iter()
+            .map(|variable| (variable.name.clone(), variable.value.clone()))
+            .collect(),
+        hosts: Vec::new(),
+        init_config: config.encode_to_vec(),
+        command: None,
+    })
+}
+
+/// This node's host name in the gang.
+fn host_name(job: &DesiredJob) -> String {
+    let own = job.peers.iter().find(|peer| peer.rank == job.rank);
+    own.map_or_else(|| job.name.clone(), |peer| peer.host_name.clone())
+}
+
+/// What carrel-init is told. `gpu_env` is what programs find the GPUs by.
+pub(super) fn init(
+    node: &NodeName,
+    network: &str,
+    wish: &Wish,
+    gpus: &[GpuInfo],
+    gpu_env: &[(String, String)],
+) -> v1::InitConfig {
+    let Wish { job, message } = wish;
+    v1::InitConfig {
+        job: job.key.job.0,
+        generation: job.key.generation.0,
+        identity: message.identity.clone(),
+        env: environment(job, gpus, gpu_env),
+        workdir: job.workdir.clone(),
+        ssh: message.ssh.clone(),
+        banner: banner(node, network, job, gpus),
+    }
+}
+
+/// The broker's variables, and over them what only the node knows: GPU visibility, the
+/// host's own GPU indices, and whether the gang is complete.
+fn environment(job: &DesiredJob, gpus: &[GpuInfo], gpu_env: &[(String, String)]) -> Vec<v1::EnvVar> {
+    let mut env: Vec<v1::EnvVar> = Vec::with_capacity(job.env.len() + gpu_env.len() + 2);
+    let mut set = |name: &str, value: &str| match env.iter_mut().find(|known| known.name == name) {
+        Some(known) => value.clone_into(&mut known.value),
+        None => env.push(v1::EnvVar {
+            name: name.to_owned(),
+            value: value.to_owned(),
+        }),
+    };
+    for (name, value) in job.env.iter().chain(gpu_env) {
+        set(name, value);
+    }
+    if !gpus.is_empty() {
+        let indices: Vec<String> = gpus.iter().map(|gpu| gpu.index.to_string()).collect();
+        set("SLURM_JOB_GPUS", &indices.join(","));
+    }
+    if job.peers.len() > 1 {
+        set("CARREL_GO", if job.go { "1" } else { "0" });
+    }
+    env
+}
+
+/// Where one is, what one has, and until when.
+fn banner(node: &NodeName, network: &str, job: &DesiredJob, gpus: &[GpuInfo]) -> String {
+    let gpus = match gpus {
+        [] => String::new(),
+        [first, ..] => format!("{} x {} (exclusive), ", gpus.len(), first.model),
+    };
+    let memory = job.memory_bytes as f64 / f64::from(1 << 30);
+    format!(
+        "carrel: {} on {node}: {gpus}{} CPUs, {memory:.4} GiB; network: {network}\ncarrel: ends {}; `carrel extend {}` moves that\n",
+        job.name,
+        job.cpus,
+        utc(job.deadline),
+        job.name
+    )
+    .replace(".0000 GiB", " GiB")
+}
+
+/// "2026-11-21 09:42 UTC", by the civil calendar (H. Hinnant, "chrono-Compatible Low-Level Date
+/// Algorithms", `civil_from_days`).
+fn utc(time: Timestamp) -> String {
+    let minutes = time.0 / 60_000;
+    let (days, minute) = (minutes / 1440, minutes % 1440);
+    let shifted = days + 719_468;
+    let era = shifted / 146_097;
+    let day_of_era = shifted % 146_097;
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted_month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
+    let month = if shifted_month < 10 {
+        shifted_month + 3
+    } else {
+        shifted_month - 9
+    };
+    let year = year_of_era + era * 400 + u64::from(month <= 2);
+    format!(
+        "{year:04}-{month:02}-{day:02} {:02}:{:02} UTC",
+        minute / 60,
+        minute % 60
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use carrel_core::model::ids::{Generation, JobId, JobKey};
+    use carrel_core::model::node::Peer;
+
+    use super::*;
+
+    fn job() -> DesiredJob {
+        DesiredJob {
+            key: JobKey {
+                job: JobId(7),
+                generation: Generation(1),
+            },
+            session: None,
+            name: "dev".into(),
+            owner: "alice".parse().expect("a name"),
+            image: "busybox".into(),
+            gpus: Vec::new(),
+            cpus: 4,
+            memory_bytes: 8 << 30,
+            rank: 1,
+            peers: Vec::new(),
+            env: vec![
+                ("CUDA_VISIBLE_DEVICES".into(), "all of them".into()),
+                ("SLURM_JOB_ID".into(), "7".into()),
+            ],
+            deadline: Timestamp(1_795_254_120_000),
+            go: false,
+            host_key: String::new(),
+            host_principals: Vec::new(),
+            workdir: String::new(),
+        }
+    }
+
+    fn gpu(index: u32) -> GpuInfo {
+        GpuInfo {
+            uuid: format!("GPU-{index}").parse().expect("a UUID"),
+            index,
+            model: "NVIDIA H100".into(),
+            memory_bytes: 0,
+            pci_address: String::new(),
+            numa_node: None,
+            minor: None,
+            mig_enabled: false,
+            drained: None,
+            cpu_affinity: String::new(),
+            nvlink_version: 0,
+        }
+    }
+
+    /// The user's own variables cannot widen what a job sees.
+    #[test]
+    fn the_nodes_variables_come_over_the_users() {
+        let gpu_env = [("CUDA_VISIBLE_DEVICES".to_owned(), "GPU-5,GPU-2".to_owned())];
+        let env = environment(&job(), &[gpu(5), gpu(2)], &gpu_env);
+        let value = |name: &str| {
+            let found: Vec<_> = env.iter().filter(|variable| variable.name == name).collect();
+            assert_eq!(found.len(), 1, "{name}");
+            found[0].value.clone()
+        };
+        assert_eq!(value("CUDA_VISIBLE_DEVICES"), "GPU-5,GPU-2");
+        assert_eq!(value("SLURM_JOB_GPUS"), "5,2");
+        assert_eq!(value("SLURM_JOB_ID"), "7");
+    }
+
+    #[test]
+    fn a_gangs_member_has_its_own_name_and_the_barrier() {
+        let peer = |rank: u32| Peer {
+            rank,
+            node: format!("n{rank}").parse().expect("a name"),
+            host_name: format!("dev-{rank}"),
+        };
+        let gang = DesiredJob {
+            peers: vec![peer(0), peer(1)],
+            ..job()
+        };
+        assert_eq!(host_name(&gang), "dev-1");
+        assert_eq!(host_name(&job()), "dev");
+        let go = |go: bool| environment(&DesiredJob { go, ..gang.clone() }, &[], &[]);
+        assert!(
+            go(false)
+                .iter()
+                .any(|variable| variable.name == "CARREL_GO" && variable.value == "0")
+        );
+        assert!(
+            go(true)
+                .iter()
+                .any(|variable| variable.name == "CARREL_GO" && variable.value == "1")
+        );
+    }
+
+    #[test]
+    fn the_banner_says_what_and_until_when() {
+        let node = "n1".parse().expect("a name");
+        let text = banner(&node, "NAT out", &job(), &[gpu(0), gpu(1)]);
+        assert_eq!(
+            text,
+            "carrel: dev on n1: 2 x NVIDIA H100 (exclusive), 4 CPUs, 8 GiB; network: NAT out\n\
+             carrel: ends 2026-11-21 09:42 UTC; `carrel extend dev` moves that\n"
+        );
+    }
+
+    #[test]
+    fn days_are_those_of_the_calendar() {
+        for (seconds, text) in [
+            (0, "1970-01-01 00:00 UTC"),
+            (951_782_399, "2000-02-28 23:59 UTC"),
+            (951_782_400, "2000-02-29 00:00 UTC"),
+            (4_107_542_400, "2100-03-01 00:00 UTC"),
+        ] {
+            assert_eq!(utc(Timestamp(seconds * 1000)), text);
+        }
+    }
+}

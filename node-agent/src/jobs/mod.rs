@@ -1,0 +1,192 @@
+//! The jobs of this node: for each one a task that does what the core says, in order.
+
+mod config;
+mod usage;
+mod worker;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use carrel_core::agent::ContainerEvent;
+use carrel_core::model::gpu::Inventory;
+use carrel_core::model::ids::{ClusterId, GpuUuid, JobKey, NodeName};
+use carrel_core::model::node::DesiredJob;
+use carrel_proto::v1;
+use tokio::sync::{mpsc, watch};
+use tokio::task::{JoinError, JoinSet};
+use tokio_util::sync::CancellationToken;
+use tracing::Instrument;
+
+use crate::gpu::NvmlSource;
+use crate::runtime::Runtime;
+
+/// Commands that wait for one job's task. The core waits for an answer to each before it repeats
+/// one, and a removal may overtake a start: two at most.
+const MAX_COMMANDS: usize = 4;
+
+/// What all jobs' tasks share.
+pub struct Shared {
+    /// This node.
+    pub node: NodeName,
+    /// The cluster that it has joined.
+    pub cluster: ClusterId,
+    /// Where containers live.
+    pub runtime: Runtime,
+    /// Whom to ask which processes use GPUs.
+    pub nvml: NvmlSource,
+    /// What the host has, as last discovered.
+    pub inventory: watch::Receiver<Inventory>,
+    /// Most processes and threads of one job.
+    pub pids_limit: u64,
+    /// Jobs of user 0 may run.
+    pub allow_root: bool,
+    /// What happens to containers.
+    pub events: mpsc::Sender<(JobKey, ContainerEvent)>,
+}
+
+/// A job as the broker wants it: what the core decides on, and the message that it came in.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Wish {
+    /// The core's part.
+    pub job: DesiredJob,
+    /// With identity and SSH access.
+    pub message: v1::DesiredJob,
+}
+
+/// What one job's task is to bring about in its container; the newest counts.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Wanted {
+    /// None: not heard of since this agent was started.
+    wish: Option<Arc<Wish>>,
+    /// End of the lease, milliseconds of `CLOCK_BOOTTIME`.
+    lease_end_ms: Option<u64>,
+    /// End everything, with this grace.
+    stop_grace_ms: Option<u64>,
+}
+
+#[derive(Debug)]
+enum Command {
+    Start,
+    Adopt,
+    Remove(Vec<GpuUuid>),
+}
+
+struct Handle {
+    wanted: watch::Sender<Wanted>,
+    commands: mpsc::Sender<Command>,
+    /// A removal waits: whatever is under way is to be dropped.
+    ending: CancellationToken,
+}
+
+/// The jobs of this node. Dropping it drops their tasks; the containers go on.
+pub struct Jobs {
+    shared: Arc<Shared>,
+    handles: BTreeMap<JobKey, Handle>,
+    tasks: JoinSet<JobKey>,
+}
+
+impl Jobs {
+    /// None yet.
+    pub fn new(shared: Shared) -> Self {
+        Self {
+            shared: Arc::new(shared),
+            handles: BTreeMap::new(),
+            tasks: JoinSet::new(),
+        }
+    }
+
+    /// Makes and starts a job's container.
+    pub fn start(&mut self, wish: Arc<Wish>, lease_end_ms: Option<u64>) {
+        let key = wish.job.key;
+        self.configure(key, Some(wish), lease_end_ms);
+        self.command(key, Command::Start);
+    }
+
+    /// Watches over a container that runs already.
+    pub fn adopt(&mut self, key: JobKey, lease_end_ms: Option<u64>) {
+        self.configure(key, None, lease_end_ms);
+        self.command(key, Command::Adopt);
+    }
+
+    /// Passes on a new wish, or none, and a new lease.
+    pub fn configure(&mut self, key: JobKey, wish: Option<Arc<Wish>>, lease_end_ms: Option<u64>) {
+        self.handle(key).wanted.send_if_modified(|wanted| {
+            let before = wanted.clone();
+            if wish.is_some() {
+                wanted.wish = wish;
+            }
+            wanted.lease_end_ms = lease_end_ms;
+            *wanted != before
+        });
+    }
+
+    /// Asks a container to end.
+    pub fn stop(&mut self, key: JobKey, grace_ms: u64) {
+        self.handle(key)
+            .wanted
+            .send_modify(|wanted| wanted.stop_grace_ms = Some(grace_ms));
+    }
+
+    /// Ends what is left of a job, and verifies it.
+    pub fn remove(&mut self, key: JobKey, gpus: Vec<GpuUuid>) {
+        self.handle(key).ending.cancel();
+        self.command(key, Command::Remove(gpus));
+    }
+
+    /// The next task that has ended; waits for ever when there is none. Safe to cancel.
+    pub async fn ended(&mut self) {
+        let ended: Result<JobKey, JoinError> = match self.tasks.join_next().await {
+            Some(ended) => ended,
+            None => std::future::pending().await,
+        };
+        match ended {
+            Ok(key) => {
+                // Unless there is another one for the job already.
+                if self
+                    .handles
+                    .get(&key)
+                    .is_some_and(|handle| handle.commands.is_closed())
+                {
+                    self.handles.remove(&key);
+                }
+            }
+            Err(error) => tracing::error!(%error, "a job's task broke"),
+        }
+    }
+
+    fn command(&mut self, key: JobKey, command: Command) {
+        if let Err(error) = self.handle(key).commands.try_send(command) {
+            tracing::error!(job = %key, %error, "a job's task takes no command");
+        }
+    }
+
+    fn handle(&mut self, key: JobKey) -> &Handle {
+        let gone = self
+            .handles
+            .get(&key)
+            .is_none_or(|handle| handle.commands.is_closed());
+        if gone {
+            let (wanted, wanted_of_task) = watch::channel(Wanted::default());
+            let (commands, commands_of_task) = mpsc::channel(MAX_COMMANDS);
+            let ending = CancellationToken::new();
+            let worker = worker::Worker {
+                shared: Arc::clone(&self.shared),
+                key,
+                wanted: wanted_of_task,
+                commands: commands_of_task,
+                ending: ending.clone(),
+            };
+            let span = tracing::info_span!("job", job = %key);
+            self.tasks.spawn(worker.run().instrument(span));
+            self.handles.insert(
+                key,
+                Handle {
+                    wanted,
+                    commands,
+                    ending,
+                },
+            );
+        }
+        &self.handles[&key]
+    }
+}

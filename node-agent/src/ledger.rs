@@ -1,0 +1,104 @@
+//! The ledger on disk: `STATE/ledger.json`, replaced whole.
+
+use std::fs;
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use carrel_core::agent::Ledger;
+
+/// The ledger of one state directory.
+#[derive(Clone, Debug)]
+pub struct LedgerFile {
+    path: PathBuf,
+}
+
+impl LedgerFile {
+    /// Of a state directory.
+    pub fn new(state: &Path) -> Self {
+        Self {
+            path: state.join("ledger.json"),
+        }
+    }
+
+    /// What was written last; none: nothing yet. One that cannot be understood is put aside: what
+    /// runs is known from the containers themselves.
+    ///
+    /// # Errors
+    /// The file is there and cannot be read.
+    pub fn load(&self) -> Result<Option<Ledger>> {
+        let bytes = match fs::read(&self.path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error).with_context(|| format!("reading {}", self.path.display())),
+        };
+        match serde_json::from_slice(&bytes) {
+            Ok(ledger) => Ok(Some(ledger)),
+            Err(error) => {
+                let aside = self.path.with_extension("json.damaged");
+                tracing::error!(
+                    %error,
+                    kept = %aside.display(),
+                    "the ledger is damaged; going on from what the containers say"
+                );
+                fs::rename(&self.path, aside).context("putting a damaged ledger aside")?;
+                Ok(None)
+            }
+        }
+    }
+
+    /// Writes it; with `synced` it survives a crash of the node. Blocks.
+    pub fn save(&self, ledger: &Ledger, synced: bool) -> Result<()> {
+        self.replace(ledger, synced)
+            .with_context(|| format!("writing {}", self.path.display()))
+    }
+
+    fn replace(&self, ledger: &Ledger, synced: bool) -> Result<()> {
+        let next = self.path.with_extension("json.next");
+        let mut file = fs::OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&next)?;
+        file.write_all(&serde_json::to_vec(ledger)?)?;
+        if synced {
+            file.sync_data()?;
+        }
+        fs::rename(&next, &self.path)?;
+        if synced && let Some(dir) = self.path.parent() {
+            fs::File::open(dir)?.sync_all()?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use carrel_core::model::ids::ClusterId;
+
+    use super::*;
+
+    #[test]
+    fn a_ledger_comes_back_and_a_damaged_one_is_put_aside() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let file = LedgerFile::new(dir.path());
+        assert_eq!(file.load().expect("readable"), None);
+        let ledger = Ledger {
+            cluster: ClusterId("c1".into()),
+            accepted: None,
+            boot_id: "b".into(),
+            lease_end_ms: Some(7),
+            fences: Vec::new(),
+            entries: Vec::new(),
+        };
+        for synced in [true, false] {
+            file.save(&ledger, synced).expect("written");
+            assert_eq!(file.load().expect("readable").as_ref(), Some(&ledger));
+        }
+        fs::write(dir.path().join("ledger.json"), "{").expect("written");
+        assert_eq!(file.load().expect("readable"), None);
+        assert!(dir.path().join("ledger.json.damaged").exists());
+    }
+}

@@ -1,0 +1,27 @@
+//! carrel-node: the agent of one host.
+//!
+//! [`service`] is the agent: one task that owns the core's state machine. Around it stand the
+//! [`link`] to the broker, the [`streams`] that gateways ask for, the [`jobs`] with a task for each
+//! container, and [`discovery`]. What they stand on: [`runtime`] and [`image`] (containerd),
+//! [`gpu`] (NVML), [`cdi`].
+
+pub mod backoff;
+pub mod cdi;
+pub mod clock;
+pub mod commands;
+pub mod config;
+pub mod discovery;
+pub mod gpu;
+pub mod identity;
+pub mod image;
+pub mod init_client;
+pub mod jobs;
+pub mod ledger;
+pub mod link;
+pub mod lock;
+pub mod pinned;
+pub mod renewal;
+pub mod runtime;
+pub mod service;
+pub mod streams;
+pub mod units;

@@ -1,0 +1,359 @@
+//! From a specification to a running container.
+
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+use containerd_client::services::v1::container::Runtime as RuntimeName;
+use containerd_client::services::v1::snapshots::{
+    MountsRequest, PrepareSnapshotRequest, StatSnapshotRequest,
+};
+use containerd_client::services::v1::{
+    Container as StoredContainer, CreateContainerRequest, CreateTaskRequest, ListContainersRequest,
+    StartRequest,
+};
+use containerd_client::types::Mount;
+use prost::Message;
+use prost_types::Any;
+use tokio::sync::mpsc;
+
+use super::client::{SNAPSHOTTER, Settled, Told};
+use super::record::{
+    ContainerRecord, ContainerSpec, ContainerState, NAME_LABEL, RECORD_LABEL, SNAPSHOT_LABEL, USER_LABEL,
+    container_id, snapshot_key,
+};
+use super::rootfs::{Found, Visit, visit};
+use super::{Runtime, etc, spec};
+use crate::cdi::environment_of;
+use crate::image::{ImageInfo, Progress};
+
+/// containerd's runtime for runc.
+const RUNTIME: &str = "io.containerd.runc.v2";
+const SPEC_TYPE: &str = "types.containerd.io/opencontainers/runtime-spec/1/Spec";
+const RUNC_OPTIONS_TYPE: &str = "containerd.runc.v1.Options";
+/// systemd-resolved's list of real servers.
+const UPSTREAM_RESOLV_CONF: &str = "/run/systemd/resolve/resolv.conf";
+
+/// containerd's `containerd.runc.v1.Options` (runtime/v2/runc/options/oci.proto), as far as we set it.
+#[derive(Clone, PartialEq, Message)]
+struct RuncOptions {
+    /// runc's own state.
+    #[prost(string, tag = "7")]
+    root: String,
+}
+
+impl Runtime {
+    /// What can be known before anything is made; gives the image, or none where the container runs.
+    pub(super) async fn check(
+        &self,
+        spec: &ContainerSpec,
+        progress: Progress<'_>,
+    ) -> Result<Option<ImageInfo>> {
+        let key = spec.record.key;
+        etc::check_identity(&spec.identity)?;
+        ensure!(
+            spec.gpus.iter().map(|gpu| &gpu.uuid).eq(&spec.record.gpus),
+            "job {key}: two lists of GPUs"
+        );
+        if self.stored(key).await?.is_some() {
+            match self.state(key).await? {
+                ContainerState::Running { .. } => return Ok(None),
+                ContainerState::Ended(_) | ContainerState::Lost => {
+                    bail!("job {key} has run on this node already; it is not started a second time")
+                }
+                ContainerState::Unstarted => {}
+            }
+        }
+        // The commonest reason why a start fails.
+        self.gpu_environment(&spec.gpus).await?;
+        self.inner
+            .images
+            .ensure(&spec.record.image, progress)
+            .await
+            .map(Some)
+    }
+
+    /// Makes and starts a container of an image that is here. Not to be cut off.
+    pub(super) async fn make(
+        &self,
+        spec: &ContainerSpec,
+        image: &ImageInfo,
+        notes: mpsc::Sender<String>,
+    ) -> Result<()> {
+        let key = spec.record.key;
+        // A listener who is slow, or gone, misses lines; nothing waits for it.
+        let progress = |line: String| drop(notes.try_send(line));
+        if self.stored(key).await?.is_some() {
+            self.remove_locked(key)
+                .await
+                .context("clearing what an interrupted start left")?;
+        }
+        let (cdi, gpus) = (self.inner.cdi.clone(), spec.gpus.clone());
+        let edits = tokio::task::spawn_blocking(move || cdi.edits(&gpus)).await??;
+
+        progress("preparing files".to_owned());
+        let mounts = self.snapshot(&spec.record, image, &progress).await?;
+        let found = visit(Visit {
+            mounts: mounts.clone(),
+            at: self.inner.options.state_dir.join("mnt"),
+            identity: spec.identity.clone(),
+            home_is_mounted: spec
+                .mounts
+                .iter()
+                .any(|mount| Path::new(&spec.identity.home).starts_with(&mount.target)),
+        })
+        .await
+        .with_context(|| format!("preparing the files of image {}", image.name))?;
+        let job_dir = self.job_dir(key);
+        let path_additions = spec::path_additions(&edits);
+        let etc =
+            write_job_dir(&job_dir, spec, &found, &path_additions).context("writing the job's directory")?;
+
+        progress("starting container".to_owned());
+        let document = spec::build(&spec::Parts {
+            spec,
+            image,
+            edits: &edits,
+            gpu_env: &environment_of(&edits, &spec.gpus),
+            programs: &self.programs_dir(),
+            run_dir: &self.run_dir(key),
+            etc: &etc,
+            cgroup: &self.cgroup(key),
+            host: &self.inner.host,
+        })?;
+        self.store_container(spec, image, serde_json::to_vec(&document)?)
+            .await?;
+        let pid = self.create_task(spec, mounts).await?;
+        let address = self.inner.network.join(key, pid).await?;
+        if address.is_some() {
+            // In place: the file is mounted already.
+            fs::write(
+                job_dir.join("etc/hosts"),
+                etc::hosts(&spec.hostname, address, &spec.hosts),
+            )?;
+        }
+        // First, so that a start that is cut off right here is never made twice.
+        fs::write(self.started_marker(key), &self.inner.boot_id)?;
+        let containerd = &self.inner.containerd;
+        let start = StartRequest {
+            container_id: container_id(key),
+            exec_id: String::new(),
+        };
+        containerd
+            .tasks()
+            .start(containerd.request(start))
+            .await
+            .told("starting the container")?;
+        Ok(())
+    }
+
+    /// The container's own layer: a session's kept one, or a new one.
+    async fn snapshot(
+        &self,
+        record: &ContainerRecord,
+        image: &ImageInfo,
+        progress: Progress<'_>,
+    ) -> Result<Vec<Mount>> {
+        let containerd = &self.inner.containerd;
+        let key = snapshot_key(record);
+        if record.session.is_some()
+            && let Some(user) = self.user_of_snapshot(&key).await?
+        {
+            bail!("the session's files are still in use by container {user}");
+        }
+        let stat = StatSnapshotRequest {
+            snapshotter: SNAPSHOTTER.to_owned(),
+            key: key.clone(),
+        };
+        let kept = containerd
+            .snapshots()
+            .stat(containerd.request(stat))
+            .await
+            .absent_ok();
+        if let Some(kept) = kept
+            .told("looking for the session's files")?
+            .and_then(|found| found.info)
+        {
+            if kept.parent == image.chain_id {
+                let mounts = MountsRequest {
+                    snapshotter: SNAPSHOTTER.to_owned(),
+                    key,
+                };
+                let mounts = containerd.snapshots().mounts(containerd.request(mounts)).await;
+                return Ok(mounts.told("mounting the session's files")?.into_inner().mounts);
+            }
+            progress("the session's image has changed: what was kept of the old one is dropped".to_owned());
+            tracing::info!(
+                snapshot = key,
+                image = image.name,
+                "kept changes of another image are dropped"
+            );
+            self.remove_snapshot(&key).await?;
+        }
+        // A root for containerd's collector: nothing else refers to it until the container exists,
+        // and for a session nothing at all between two runs. It is deleted by name.
+        let since = prost_types::Timestamp::from(std::time::SystemTime::now()).to_string();
+        let prepare = PrepareSnapshotRequest {
+            snapshotter: SNAPSHOTTER.to_owned(),
+            key,
+            parent: image.chain_id.clone(),
+            labels: [("containerd.io/gc.root".to_owned(), since)].into(),
+        };
+        let prepared = containerd.snapshots().prepare(containerd.request(prepare)).await;
+        Ok(prepared
+            .told("preparing the container's files")?
+            .into_inner()
+            .mounts)
+    }
+
+    /// The container that uses a snapshot.
+    pub(super) async fn user_of_snapshot(&self, key: &str) -> Result<Option<String>> {
+        let containerd = &self.inner.containerd;
+        let filters = vec![format!("labels.{SNAPSHOT_LABEL:?}=={key:?}")];
+        let request = containerd.request(ListContainersRequest { filters });
+        let listed = containerd
+            .containers()
+            .list(request)
+            .await
+            .told("listing containers")?;
+        Ok(listed
+            .into_inner()
+            .containers
+            .into_iter()
+            .next()
+            .map(|one| one.id))
+    }
+
+    async fn store_container(
+        &self,
+        spec: &ContainerSpec,
+        image: &ImageInfo,
+        document: Vec<u8>,
+    ) -> Result<()> {
+        let containerd = &self.inner.containerd;
+        let record = &spec.record;
+        let labels = [
+            (RECORD_LABEL.to_owned(), record.label()?),
+            (SNAPSHOT_LABEL.to_owned(), snapshot_key(record)),
+            (USER_LABEL.to_owned(), record.user.clone()),
+            (NAME_LABEL.to_owned(), record.name.clone()),
+        ];
+        let container = StoredContainer {
+            id: container_id(record.key),
+            labels: labels.into(),
+            image: image.name.clone(),
+            runtime: Some(RuntimeName {
+                name: RUNTIME.to_owned(),
+                options: self.runc_options(),
+            }),
+            spec: Some(Any {
+                type_url: SPEC_TYPE.to_owned(),
+                value: document,
+            }),
+            snapshotter: SNAPSHOTTER.to_owned(),
+            snapshot_key: snapshot_key(record),
+            ..StoredContainer::default()
+        };
+        let create = CreateContainerRequest {
+            container: Some(container),
+        };
+        containerd
+            .containers()
+            .create(containerd.request(create))
+            .await
+            .told("creating the container")?;
+        Ok(())
+    }
+
+    async fn create_task(&self, spec: &ContainerSpec, mounts: Vec<Mount>) -> Result<u32> {
+        let key = spec.record.key;
+        let containerd = &self.inner.containerd;
+        let log = format!("file://{}", self.job_dir(key).join("init.log").display());
+        let create = CreateTaskRequest {
+            container_id: container_id(key),
+            rootfs: mounts,
+            stdout: log.clone(),
+            stderr: log,
+            options: self.runc_options(),
+            ..CreateTaskRequest::default()
+        };
+        let created = containerd.tasks().create(containerd.request(create)).await;
+        Ok(created.told("creating the container's process")?.into_inner().pid)
+    }
+
+    /// Only a private containerd's runc state must be kept apart.
+    fn runc_options(&self) -> Option<Any> {
+        let private = self.inner.private.as_ref()?;
+        let options = RuncOptions {
+            root: private.runc_root().display().to_string(),
+        };
+        Some(Any {
+            type_url: RUNC_OPTIONS_TYPE.to_owned(),
+            value: options.encode_to_vec(),
+        })
+    }
+}
+
+/// Writes what the container finds in /.carrel/run and /etc; gives the files of the latter.
+fn write_job_dir(
+    dir: &Path,
+    spec: &ContainerSpec,
+    found: &Found,
+    path_additions: &str,
+) -> Result<Vec<(&'static str, PathBuf)>> {
+    // What an interrupted start left is of no use.
+    match fs::remove_dir_all(dir) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
+        _ => {}
+    }
+    // Root's alone; the container sees the mounted parts, not the way to them.
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(dir.join("run"))?;
+    let secret = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(dir.join("run/init.pb"));
+    secret?.write_all(&spec.init_config)?;
+
+    let etc = dir.join("etc");
+    fs::create_dir(&etc)?;
+    let identity = &spec.identity;
+    let group_name = |gid: u32| {
+        nix::unistd::Group::from_gid(gid.into())
+            .ok()
+            .flatten()
+            .map(|group| group.name)
+    };
+    let resolv = fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
+    let upstream = fs::read_to_string(UPSTREAM_RESOLV_CONF).ok();
+    let mut files = vec![
+        (
+            "passwd",
+            etc::passwd(found.passwd.as_deref(), identity, &found.shell),
+        ),
+        ("group", etc::group(found.group.as_deref(), identity, group_name)),
+        ("hostname", format!("{}\n", spec.hostname)),
+        ("hosts", etc::hosts(&spec.hostname, None, &spec.hosts)),
+        ("resolv.conf", etc::resolv_conf(&resolv, upstream.as_deref())),
+    ];
+    if found.profile_dir {
+        files.push(("profile.d/zz-carrel.sh", etc::profile(path_additions)));
+    }
+    let mut written = Vec::with_capacity(files.len());
+    for (name, text) in files {
+        let path = etc.join(name.replace('/', "-"));
+        OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o644)
+            .open(&path)?
+            .write_all(text.as_bytes())?;
+        written.push((name, path));
+    }
+    Ok(written)
+}

@@ -1,0 +1,531 @@
+//! A container's OCI runtime specification
+//! (<https://github.com/opencontainers/runtime-spec>, `config.md`, `config-linux.md`).
+
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use serde_json::{Value, json};
+
+use super::record::ContainerSpec;
+use crate::cdi::{ContainerEdits, DeviceNode, LIBRARY_DIR, PROGRAM_DIR};
+use crate::image::ImageInfo;
+
+/// PATH of images that set none, as in Docker.
+pub(crate) const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// Where our programs appear in the container.
+pub const PROGRAMS_DIR: &str = "/.carrel/bin";
+/// Where the job's run directory appears in the container.
+pub const RUN_DIR: &str = "/.carrel/run";
+/// Process 1.
+const INIT: &str = "/.carrel/bin/carrel-init";
+
+/// System calls that containers may make: Docker's default list for a process
+/// without capabilities, and the calls by which a program places its own memory
+/// on NUMA nodes. io_uring and new namespaces are not among them.
+const SECCOMP: &str = include_str!("seccomp.json");
+
+/// Length of a period of the CPU quota, microseconds; the kernel's default.
+const CPU_PERIOD_US: u64 = 100_000;
+/// Largest CPU weight of cgroup version 1.
+const MAX_CPU_SHARES: u64 = 262_144;
+
+/// What a specification is made of, beside what was asked for.
+pub(super) struct Parts<'a> {
+    pub spec: &'a ContainerSpec,
+    pub image: &'a ImageInfo,
+    pub edits: &'a ContainerEdits,
+    /// GPU visibility, as every process sees it.
+    pub gpu_env: &'a [(String, String)],
+    /// Host directory with carrel-init and carrel.
+    pub programs: &'a Path,
+    /// Host directory of the job's sockets.
+    pub run_dir: &'a Path,
+    /// Host files to appear in /etc: name there, path here.
+    pub etc: &'a [(&'static str, PathBuf)],
+    /// Absolute within the hierarchies.
+    pub cgroup: &'a str,
+    pub host: &'a HostFacts,
+}
+
+/// What the kernel and containerd of this host can do.
+#[derive(Clone, Debug)]
+pub(super) struct HostFacts {
+    pub counts_swap: bool,
+    pub has_cpu_quota: bool,
+    pub has_cgroup_namespace: bool,
+    /// Open files that a container may have: containerd's own hard limit, which its children cannot raise.
+    pub open_files: u64,
+}
+
+/// The specification, as containerd takes it.
+pub(super) fn build(parts: &Parts<'_>) -> Result<Value> {
+    let spec = parts.spec;
+    let mut namespaces = vec![
+        json!({"type": "pid"}),
+        json!({"type": "mount"}),
+        json!({"type": "ipc"}),
+        json!({"type": "uts"}),
+        json!({"type": "network"}),
+    ];
+    if parts.host.has_cgroup_namespace {
+        namespaces.push(json!({"type": "cgroup"}));
+    }
+    let args = spec.command.clone().unwrap_or_else(|| vec![INIT.to_owned()]);
+    // It becomes the user before it forks anything; SETPCAP is to empty the bounding set.
+    let capabilities = json!(["CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP"]);
+    let (devices, device_rules) = devices(parts.edits)?;
+    let mut document = json!({
+        "ociVersion": "1.0.2",
+        "hostname": spec.hostname,
+        "root": {"path": "rootfs"},
+        "process": {
+            "user": {"uid": 0, "gid": 0, "additionalGids": parts.edits.additional_gids},
+            "args": args,
+            "env": environment(parts),
+            "cwd": "/",
+            "capabilities": {
+                "bounding": capabilities, "effective": capabilities, "permitted": capabilities,
+            },
+            "noNewPrivileges": true,
+            "rlimits": [
+                {"type": "RLIMIT_NOFILE", "hard": parts.host.open_files, "soft": parts.host.open_files},
+            ],
+        },
+        "mounts": mounts(parts),
+        "linux": {
+            "cgroupsPath": parts.cgroup,
+            "namespaces": namespaces,
+            "devices": devices,
+            "resources": resources(parts, device_rules),
+            "seccomp": seccomp()?,
+            "sysctl": {
+                // The namespace is the job's own: its user may serve on any port, and ping.
+                "net.ipv4.ip_unprivileged_port_start": "0",
+                "net.ipv4.ping_group_range": "0 2147483647",
+            },
+            "maskedPaths": [
+                "/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats",
+                "/proc/sched_debug", "/proc/scsi", "/proc/timer_list", "/proc/timer_stats",
+                "/sys/devices/virtual/powercap", "/sys/firmware",
+            ],
+            "readonlyPaths": ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"],
+            "rootfsPropagation": "private",
+        },
+    });
+    if let Some(hooks) = hooks(parts.edits)? {
+        document["hooks"] = hooks;
+    }
+    Ok(document)
+}
+
+/// The image's environment, then the job's, then the GPUs'.
+fn environment(parts: &Parts<'_>) -> Vec<String> {
+    let mut env: Vec<(String, String)> = Vec::new();
+    let mut set = |name: &str, value: &str| match env.iter_mut().find(|(known, _)| known == name) {
+        Some((_, old)) => value.clone_into(old),
+        None => env.push((name.to_owned(), value.to_owned())),
+    };
+    set("PATH", DEFAULT_PATH);
+    for line in &parts.image.env {
+        if let Some((name, value)) = line.split_once('=') {
+            set(name, value);
+        }
+    }
+    for (name, value) in parts.spec.env.iter().chain(parts.gpu_env) {
+        set(name, value);
+    }
+    for (name, value) in &mut env {
+        match name.as_str() {
+            "PATH" => *value = format!("{value}:{}", path_additions(parts.edits)),
+            "LD_LIBRARY_PATH" if has_own_libraries(parts.edits) => *value = format!("{LIBRARY_DIR}:{value}"),
+            _ => {}
+        }
+    }
+    if has_own_libraries(parts.edits) && !env.iter().any(|(name, _)| name == "LD_LIBRARY_PATH") {
+        env.push(("LD_LIBRARY_PATH".to_owned(), LIBRARY_DIR.to_owned()));
+    }
+    env.into_iter()
+        .map(|(name, value)| format!("{name}={value}"))
+        .collect()
+}
+
+/// What PATH has after the image's own directories.
+pub(super) fn path_additions(edits: &ContainerEdits) -> String {
+    if edits
+        .mounts
+        .iter()
+        .any(|mount| mount.container_path.starts_with(PROGRAM_DIR))
+    {
+        format!("{PROGRAMS_DIR}:{PROGRAM_DIR}")
+    } else {
+        PROGRAMS_DIR.to_owned()
+    }
+}
+
+fn has_own_libraries(edits: &ContainerEdits) -> bool {
+    edits
+        .mounts
+        .iter()
+        .any(|mount| mount.container_path.starts_with(LIBRARY_DIR))
+}
+
+fn mounts(parts: &Parts<'_>) -> Vec<Value> {
+    let mount = |destination: &str, kind: &str, source: &str, options: &[&str]| json!({"destination": destination, "type": kind, "source": source, "options": options});
+    let shm = format!("size={}", parts.spec.record.memory_bytes / 2);
+    let bind = |source: &str, target: &str, read_only: bool| {
+        let access = if read_only { "ro" } else { "rw" };
+        mount(
+            target,
+            "bind",
+            source,
+            &["rbind", "rprivate", "nosuid", "nodev", access],
+        )
+    };
+    let mut mounts = vec![
+        mount("/proc", "proc", "proc", &["nosuid", "noexec", "nodev"]),
+        mount(
+            "/dev",
+            "tmpfs",
+            "tmpfs",
+            &["nosuid", "strictatime", "mode=755", "size=65536k"],
+        ),
+        mount(
+            "/dev/pts",
+            "devpts",
+            "devpts",
+            &[
+                "nosuid",
+                "noexec",
+                "newinstance",
+                "ptmxmode=0666",
+                "mode=0620",
+                "gid=5",
+            ],
+        ),
+        mount(
+            "/dev/shm",
+            "tmpfs",
+            "shm",
+            &["nosuid", "noexec", "nodev", "mode=1777", &shm],
+        ),
+        mount("/dev/mqueue", "mqueue", "mqueue", &["nosuid", "noexec", "nodev"]),
+        mount("/sys", "sysfs", "sysfs", &["nosuid", "noexec", "nodev", "ro"]),
+        mount(
+            "/sys/fs/cgroup",
+            "cgroup",
+            "cgroup",
+            &["nosuid", "noexec", "nodev", "relatime", "ro"],
+        ),
+        // Ours alone: no mount point of ours is left in the session's kept changes.
+        mount(
+            "/.carrel",
+            "tmpfs",
+            "tmpfs",
+            &["nosuid", "nodev", "mode=755", "size=1m"],
+        ),
+    ];
+    mounts.push(bind(&parts.programs.display().to_string(), PROGRAMS_DIR, true));
+    mounts.push(bind(&parts.run_dir.display().to_string(), RUN_DIR, false));
+    for (name, path) in parts.etc {
+        mounts.push(bind(&path.display().to_string(), &format!("/etc/{name}"), true));
+    }
+    mounts.extend(
+        parts
+            .spec
+            .mounts
+            .iter()
+            .map(|one| bind(&one.source, &one.target, one.read_only)),
+    );
+    mounts.extend(parts.edits.mounts.iter().map(|one| {
+        let kind = if one.kind.is_empty() { "bind" } else { &one.kind };
+        let options: Vec<_> = one.options.iter().map(String::as_str).collect();
+        let options = if options.is_empty() {
+            vec!["rbind", "ro", "nosuid", "nodev"]
+        } else {
+            options
+        };
+        mount(&one.container_path, kind, &one.host_path, &options)
+    }));
+    mounts
+}
+
+fn resources(parts: &Parts<'_>, mut device_rules: Vec<Value>) -> Value {
+    let record = &parts.spec.record;
+    let mut rules = vec![json!({"allow": false, "access": "rwm"})];
+    // runc adds the standard nodes (null, zero, full, tty, random, urandom, ptmx, pts) itself.
+    rules.append(&mut device_rules);
+    let cpus = u64::from(record.cpus.max(1));
+    let mut cpu = json!({"shares": (cpus * 1024).min(MAX_CPU_SHARES)});
+    if parts.host.has_cpu_quota {
+        cpu["quota"] = json!(cpus * CPU_PERIOD_US);
+        cpu["period"] = json!(CPU_PERIOD_US);
+    }
+    let mut memory = json!({"limit": record.memory_bytes});
+    if parts.host.counts_swap {
+        // Memory and swap together: no swap.
+        memory["swap"] = json!(record.memory_bytes);
+    }
+    json!({
+        "devices": rules,
+        "cpu": cpu,
+        "memory": memory,
+        "pids": {"limit": parts.spec.pids_limit},
+    })
+}
+
+/// The edits' device nodes, and the cgroup's rules for them.
+fn devices(edits: &ContainerEdits) -> Result<(Vec<Value>, Vec<Value>)> {
+    let mut nodes = Vec::new();
+    let mut rules = Vec::new();
+    for node in &edits.device_nodes {
+        let node = complete(node)?;
+        let access = node.permissions.as_deref().unwrap_or("rw");
+        rules.push(json!({
+            "allow": true, "type": node.kind, "major": node.major, "minor": node.minor, "access": access,
+        }));
+        nodes.push(json!({
+            "path": node.path, "type": node.kind, "major": node.major, "minor": node.minor,
+            "fileMode": node.file_mode, "uid": node.uid.unwrap_or(0), "gid": node.gid.unwrap_or(0),
+        }));
+    }
+    Ok((nodes, rules))
+}
+
+/// Fills in what only the host's node says.
+fn complete(node: &DeviceNode) -> Result<DeviceNode> {
+    let mut node = node.clone();
+    if node.kind.is_some() && node.major.is_some() && node.minor.is_some() {
+        node.file_mode = node.file_mode.or(Some(0o666));
+        return Ok(node);
+    }
+    let host = node.host_path.clone().unwrap_or_else(|| node.path.clone());
+    let metadata = fs::metadata(&host).with_context(|| format!("device node {host} of the host"))?;
+    let kind = metadata.file_type();
+    node.kind = Some(match () {
+        () if kind.is_char_device() => "c".to_owned(),
+        () if kind.is_block_device() => "b".to_owned(),
+        () => bail!("{host} is not a device node"),
+    });
+    node.major = Some(i64::from(libc::major(metadata.rdev())));
+    node.minor = Some(i64::from(libc::minor(metadata.rdev())));
+    node.file_mode = node.file_mode.or(Some(metadata.mode() & 0o777));
+    node.uid = node.uid.or(Some(metadata.uid()));
+    node.gid = node.gid.or(Some(metadata.gid()));
+    Ok(node)
+}
+
+fn hooks(edits: &ContainerEdits) -> Result<Option<Value>> {
+    const POINTS: [&str; 6] = [
+        "prestart",
+        "createRuntime",
+        "createContainer",
+        "startContainer",
+        "poststart",
+        "poststop",
+    ];
+    if edits.hooks.is_empty() {
+        return Ok(None);
+    }
+    let mut hooks = json!({});
+    for hook in &edits.hooks {
+        let Some(point) = POINTS.into_iter().find(|point| *point == hook.hook_name) else {
+            bail!(
+                "the CDI specification has a hook at {:?}; there are: {}",
+                hook.hook_name,
+                POINTS.join(", ")
+            );
+        };
+        let mut value = json!({"path": hook.path, "args": hook.args, "env": hook.env});
+        if let Some(timeout) = hook.timeout {
+            value["timeout"] = json!(timeout);
+        }
+        match hooks[point].as_array_mut() {
+            Some(list) => list.push(value),
+            None => hooks[point] = json!([value]),
+        }
+    }
+    Ok(Some(hooks))
+}
+
+fn seccomp() -> Result<Value> {
+    let mut profile: Value = serde_json::from_str(SECCOMP).context("the seccomp profile")?;
+    profile["architectures"] = match std::env::consts::ARCH {
+        "aarch64" => json!(["SCMP_ARCH_AARCH64", "SCMP_ARCH_ARM"]),
+        _ => json!(["SCMP_ARCH_X86_64", "SCMP_ARCH_X86", "SCMP_ARCH_X32"]),
+    };
+    Ok(profile)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cdi::{Hook, Mount};
+    use crate::runtime::record::{BindMount, ContainerRecord};
+    use carrel_core::model::ids::{Generation, JobId, JobKey};
+    use carrel_core::model::time::Timestamp;
+    use carrel_proto::v1::Identity;
+
+    fn spec() -> ContainerSpec {
+        ContainerSpec {
+            record: ContainerRecord {
+                key: JobKey {
+                    job: JobId(1),
+                    generation: Generation(2),
+                },
+                session: None,
+                name: "dev".into(),
+                user: "alice".into(),
+                cluster: String::new(),
+                image: "debian".into(),
+                rank: 0,
+                gpus: Vec::new(),
+                cpus: 3,
+                memory_bytes: 1 << 30,
+                deadline: Timestamp(0),
+            },
+            hostname: "dev".into(),
+            identity: Identity::default(),
+            gpus: Vec::new(),
+            pids_limit: 100,
+            env: vec![("TZ".into(), "UTC".into()), ("LANG".into(), "C.UTF-8".into())],
+            mounts: vec![BindMount {
+                source: "/home/alice".into(),
+                target: "/home/alice".into(),
+                read_only: false,
+            }],
+            hosts: Vec::new(),
+            init_config: Vec::new(),
+            command: None,
+        }
+    }
+
+    fn built(edits: &ContainerEdits) -> Value {
+        let image = ImageInfo {
+            name: "debian".into(),
+            digest: String::new(),
+            chain_id: String::new(),
+            env: vec!["PATH=/opt/bin:/bin".into(), "LANG=de".into()],
+            workdir: String::new(),
+        };
+        let host = HostFacts {
+            counts_swap: true,
+            has_cpu_quota: true,
+            has_cgroup_namespace: true,
+            open_files: 4096,
+        };
+        let parts = Parts {
+            spec: &spec(),
+            image: &image,
+            edits,
+            gpu_env: &[("CUDA_VISIBLE_DEVICES".into(), "GPU-1".into())],
+            programs: Path::new("/s/bin"),
+            run_dir: Path::new("/s/run"),
+            etc: &[("passwd", PathBuf::from("/s/etc/passwd"))],
+            cgroup: "/carrel/1-2",
+            host: &host,
+        };
+        build(&parts).unwrap()
+    }
+
+    #[test]
+    fn process_1_has_no_more_than_it_needs() {
+        let document = built(&ContainerEdits::default());
+        let process = &document["process"];
+        assert_eq!(process["args"], json!(["/.carrel/bin/carrel-init"]));
+        assert_eq!(process["noNewPrivileges"], true);
+        assert_eq!(
+            process["capabilities"]["bounding"],
+            json!(["CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP"])
+        );
+        assert!(process["capabilities"].get("ambient").is_none() && process.get("oomScoreAdj").is_none());
+        assert_eq!(
+            document["linux"]["resources"]["devices"],
+            json!([{"allow": false, "access": "rwm"}])
+        );
+        assert_eq!(
+            document["linux"]["resources"]["cpu"],
+            json!({"shares": 3072, "quota": 300_000, "period": 100_000})
+        );
+        assert_eq!(
+            document["linux"]["resources"]["memory"],
+            json!({"limit": 1 << 30, "swap": 1 << 30})
+        );
+    }
+
+    #[test]
+    fn the_environment_is_the_images_then_the_jobs_then_the_gpus() {
+        let library = Mount {
+            host_path: "/lib/libcuda.so.1".into(),
+            container_path: format!("{LIBRARY_DIR}/libcuda.so.1"),
+            ..Mount::default()
+        };
+        let edits = ContainerEdits {
+            mounts: vec![library],
+            ..ContainerEdits::default()
+        };
+        let env = built(&edits)["process"]["env"].clone();
+        assert_eq!(
+            env,
+            json!([
+                "PATH=/opt/bin:/bin:/.carrel/bin",
+                "LANG=C.UTF-8",
+                "TZ=UTC",
+                "CUDA_VISIBLE_DEVICES=GPU-1",
+                "LD_LIBRARY_PATH=/.carrel/nvidia/lib"
+            ])
+        );
+    }
+
+    #[test]
+    fn cdi_nodes_are_made_and_opened_to_the_cgroup_and_nothing_else_is() {
+        let gpu = DeviceNode {
+            path: "/dev/nvidia0".into(),
+            host_path: Some("/dev/null".into()),
+            ..DeviceNode::default()
+        };
+        let hook = Hook {
+            hook_name: "createContainer".into(),
+            path: "/bin/true".into(),
+            ..Hook::default()
+        };
+        let edits = ContainerEdits {
+            device_nodes: vec![gpu],
+            hooks: vec![hook],
+            ..ContainerEdits::default()
+        };
+        let document = built(&edits);
+        assert_eq!(
+            document["linux"]["devices"],
+            json!([{"path": "/dev/nvidia0", "type": "c", "major": 1, "minor": 3, "fileMode": 0o666, "uid": 0, "gid": 0}])
+        );
+        assert_eq!(
+            document["linux"]["resources"]["devices"][1],
+            json!({"allow": true, "type": "c", "major": 1, "minor": 3, "access": "rw"})
+        );
+        assert_eq!(document["hooks"]["createContainer"][0]["path"], "/bin/true");
+    }
+
+    #[test]
+    fn system_calls_that_make_namespaces_are_not_allowed() {
+        let profile = seccomp().unwrap();
+        let allowed = profile["syscalls"][0]["names"].as_array().unwrap();
+        for denied in [
+            "mount",
+            "unshare",
+            "setns",
+            "bpf",
+            "io_uring_setup",
+            "clone",
+            "clone3",
+            "keyctl",
+            "init_module",
+        ] {
+            assert!(!allowed.contains(&json!(denied)), "{denied}");
+        }
+        for needed in ["execve", "openat", "rseq", "set_mempolicy", "ptrace"] {
+            assert!(allowed.contains(&json!(needed)), "{needed}");
+        }
+    }
+}

@@ -1,0 +1,27 @@
+//! Compiles `carrel/v1/*.proto` with protox (no `protoc` needed).
+
+use std::path::Path;
+
+const FILES: [&str; 5] = [
+    "carrel/v1/types.proto",
+    "carrel/v1/init.proto",
+    "carrel/v1/agent.proto",
+    "carrel/v1/gateway.proto",
+    "carrel/v1/broker.proto",
+];
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    for file in FILES {
+        println!("cargo::rerun-if-changed={file}");
+    }
+    let descriptors = protox::compile(FILES, [Path::new(".")])?;
+    let grpc = std::env::var_os("CARGO_FEATURE_GRPC").is_some();
+    tonic_prost_build::configure()
+        .build_client(grpc)
+        .build_server(grpc)
+        // Without the generated `connect(uri)`, whose name AgentLink/Connect needs.
+        .build_transport(false)
+        .bytes(".carrel.v1.GatewayAsks")
+        .compile_fds(descriptors)?;
+    Ok(())
+}

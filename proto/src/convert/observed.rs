@@ -1,0 +1,167 @@
+//! What a node is.
+
+use carrel_core::model::ids::{Generation, GpuUuid, Incarnation, JobId, JobKey};
+use carrel_core::model::node::{EndCause, Observed, ObservedJob, ObservedPhase};
+use carrel_core::model::time::Timestamp;
+
+use super::{ConvertError, cluster, session, session_number, text};
+use crate::v1;
+
+impl From<ObservedPhase> for v1::ObservedPhase {
+    fn from(phase: ObservedPhase) -> Self {
+        match phase {
+            ObservedPhase::Preparing => Self::Preparing,
+            ObservedPhase::Ready => Self::Ready,
+            ObservedPhase::Stopping => Self::Stopping,
+            ObservedPhase::Released => Self::Released,
+        }
+    }
+}
+
+fn phase(value: i32) -> Result<ObservedPhase, ConvertError> {
+    match v1::ObservedPhase::try_from(value) {
+        Ok(v1::ObservedPhase::Preparing) => Ok(ObservedPhase::Preparing),
+        Ok(v1::ObservedPhase::Ready) => Ok(ObservedPhase::Ready),
+        Ok(v1::ObservedPhase::Stopping) => Ok(ObservedPhase::Stopping),
+        Ok(v1::ObservedPhase::Released) => Ok(ObservedPhase::Released),
+        Ok(v1::ObservedPhase::Unspecified) | Err(_) => Err(ConvertError::Unknown {
+            field: "phase",
+            value,
+        }),
+    }
+}
+
+fn cause_message(cause: Option<EndCause>) -> v1::EndCause {
+    match cause {
+        None => v1::EndCause::Unspecified,
+        Some(EndCause::StartFailed) => v1::EndCause::StartFailed,
+        Some(EndCause::Exited) => v1::EndCause::Exited,
+        Some(EndCause::OutOfMemory) => v1::EndCause::OutOfMemory,
+        Some(EndCause::Deadline) => v1::EndCause::Deadline,
+        Some(EndCause::Lease) => v1::EndCause::Lease,
+        Some(EndCause::Tombstone) => v1::EndCause::Tombstone,
+        Some(EndCause::NodeRestarted) => v1::EndCause::NodeRestarted,
+    }
+}
+
+fn cause(value: i32) -> Result<Option<EndCause>, ConvertError> {
+    match v1::EndCause::try_from(value) {
+        Ok(v1::EndCause::Unspecified) => Ok(None),
+        Ok(v1::EndCause::StartFailed) => Ok(Some(EndCause::StartFailed)),
+        Ok(v1::EndCause::Exited) => Ok(Some(EndCause::Exited)),
+        Ok(v1::EndCause::OutOfMemory) => Ok(Some(EndCause::OutOfMemory)),
+        Ok(v1::EndCause::Deadline) => Ok(Some(EndCause::Deadline)),
+        Ok(v1::EndCause::Lease) => Ok(Some(EndCause::Lease)),
+        Ok(v1::EndCause::Tombstone) => Ok(Some(EndCause::Tombstone)),
+        Ok(v1::EndCause::NodeRestarted) => Ok(Some(EndCause::NodeRestarted)),
+        Err(_) => Err(ConvertError::Unknown {
+            field: "end cause",
+            value,
+        }),
+    }
+}
+
+impl From<&ObservedJob> for v1::ObservedJob {
+    fn from(job: &ObservedJob) -> Self {
+        Self {
+            job: job.key.job.0,
+            generation: job.key.generation.0,
+            session: session_number(job.session),
+            phase: v1::ObservedPhase::from(job.phase).into(),
+            detail: job.detail.clone(),
+            host_public_key: job.host_key.clone(),
+            cause: cause_message(job.cause).into(),
+            exit_code: job.exit_code,
+            gpu_uuids: job.gpus.iter().map(ToString::to_string).collect(),
+            cpus: job.cpus,
+            memory_bytes: job.memory_bytes,
+            user: job.user.as_ref().map(ToString::to_string).unwrap_or_default(),
+            name: job.name.clone(),
+            deadline_ms: job.deadline.millis(),
+            cluster: job.cluster.to_string(),
+            connections: job.connections,
+        }
+    }
+}
+
+impl TryFrom<v1::ObservedJob> for ObservedJob {
+    type Error = ConvertError;
+
+    fn try_from(job: v1::ObservedJob) -> Result<Self, ConvertError> {
+        let gpus = job.gpu_uuids.iter().map(|uuid| uuid.parse::<GpuUuid>());
+        let user = if job.user.is_empty() {
+            None
+        } else {
+            Some(job.user.parse()?)
+        };
+        Ok(Self {
+            key: JobKey {
+                job: JobId(job.job),
+                generation: Generation(job.generation),
+            },
+            session: session(job.session),
+            phase: phase(job.phase)?,
+            detail: text(job.detail),
+            host_key: text(job.host_public_key),
+            cause: cause(job.cause)?,
+            exit_code: job.exit_code,
+            gpus: gpus.collect::<Result<_, _>>()?,
+            cpus: job.cpus,
+            memory_bytes: job.memory_bytes,
+            user,
+            name: text(job.name),
+            deadline: Timestamp::from_millis(job.deadline_ms),
+            cluster: cluster(&job.cluster)?,
+            connections: job.connections,
+        })
+    }
+}
+
+impl From<&Observed> for v1::Observed {
+    fn from(observed: &Observed) -> Self {
+        let (cluster, incarnation) = match &observed.accepted {
+            Some((cluster, incarnation)) => (cluster.to_string(), Some((*incarnation).into())),
+            None => (String::new(), None),
+        };
+        Self {
+            node: observed.node.to_string(),
+            boot_id: observed.boot_id.clone(),
+            seq: observed.seq,
+            cluster,
+            incarnation,
+            generation: observed.generation,
+            inventory: Some((&observed.inventory).into()),
+            jobs: observed.jobs.iter().map(Into::into).collect(),
+            version: observed.version.clone(),
+            images: observed.images.clone(),
+        }
+    }
+}
+
+impl TryFrom<v1::Observed> for Observed {
+    type Error = ConvertError;
+
+    fn try_from(message: v1::Observed) -> Result<Self, ConvertError> {
+        let accepted = if message.cluster.is_empty() {
+            None
+        } else {
+            let incarnation = message.incarnation.ok_or(ConvertError::Missing("incarnation"))?;
+            Some((cluster(&message.cluster)?, Incarnation::from(incarnation)))
+        };
+        let jobs = message.jobs.into_iter().map(TryInto::try_into);
+        Ok(Self {
+            node: message.node.parse()?,
+            boot_id: text(message.boot_id),
+            seq: message.seq,
+            accepted,
+            generation: message.generation,
+            inventory: message
+                .inventory
+                .ok_or(ConvertError::Missing("inventory"))?
+                .try_into()?,
+            jobs: jobs.collect::<Result<_, _>>()?,
+            version: text(message.version),
+            images: message.images.into_iter().map(text).collect(),
+        })
+    }
+}

@@ -1,0 +1,85 @@
+//! What users ask for, and the states that they see.
+
+use carrel_core::model::job::{JobKind, JobState};
+use carrel_core::model::resources::ResourceRequest;
+use carrel_core::model::session::SessionState;
+
+use super::ConvertError;
+use crate::v1;
+
+impl From<&ResourceRequest> for v1::ResourceRequest {
+    fn from(request: &ResourceRequest) -> Self {
+        Self {
+            nodes: request.nodes,
+            gpus_per_node: request.gpus_per_node,
+            gpu_model: request.gpu_model.clone(),
+            nvlink: request.nvlink,
+            cpus_per_node: request.cpus_per_node,
+            memory_bytes_per_node: request.memory_bytes_per_node,
+        }
+    }
+}
+
+/// Zero CPUs or bytes, the cluster's defaults, are for the core to fill in.
+impl TryFrom<v1::ResourceRequest> for ResourceRequest {
+    type Error = ConvertError;
+
+    fn try_from(request: v1::ResourceRequest) -> Result<Self, ConvertError> {
+        let invalid = |field, why| Err(ConvertError::Invalid { field, why });
+        if request.nodes == 0 {
+            return invalid("number of nodes", "at least 1");
+        }
+        if request.gpu_model.len() > 128 {
+            return invalid("GPU model", "at most 128 bytes");
+        }
+        Ok(Self {
+            nodes: request.nodes,
+            gpus_per_node: request.gpus_per_node,
+            gpu_model: request.gpu_model,
+            nvlink: request.nvlink,
+            cpus_per_node: request.cpus_per_node,
+            memory_bytes_per_node: request.memory_bytes_per_node,
+        })
+    }
+}
+
+impl From<JobKind> for v1::JobKind {
+    fn from(kind: JobKind) -> Self {
+        match kind {
+            JobKind::Interactive => Self::Interactive,
+            JobKind::Batch => Self::Batch,
+        }
+    }
+}
+
+impl From<JobState> for v1::JobState {
+    fn from(state: JobState) -> Self {
+        match state {
+            JobState::Pending => Self::Pending,
+            JobState::Configuring => Self::Configuring,
+            JobState::Running => Self::Running,
+            JobState::Completing => Self::Completing,
+            JobState::Completed => Self::Completed,
+            JobState::Failed => Self::Failed,
+            JobState::Cancelled => Self::Cancelled,
+            JobState::Timeout => Self::Timeout,
+            JobState::Preempted => Self::Preempted,
+            JobState::NodeFail => Self::NodeFail,
+            JobState::OutOfMemory => Self::OutOfMemory,
+            JobState::Suspended => Self::Suspended,
+        }
+    }
+}
+
+impl From<SessionState> for v1::SessionState {
+    fn from(state: SessionState) -> Self {
+        match state {
+            SessionState::Stopped => Self::Stopped,
+            SessionState::Pending => Self::Pending,
+            SessionState::Starting => Self::Starting,
+            SessionState::Running => Self::Running,
+            SessionState::Parked => Self::Parked,
+            SessionState::Stopping => Self::Stopping,
+        }
+    }
+}

@@ -1,0 +1,178 @@
+use carrel_core::model::gpu::{GpuInfo, Inventory, NicInfo};
+use carrel_core::model::ids::{Generation, Incarnation, JobId, JobKey, SessionId};
+use carrel_core::model::node::{
+    Desired, DesiredJob, EndCause, Observed, ObservedJob, ObservedPhase, Peer, Tombstone,
+};
+use carrel_core::model::time::Timestamp;
+use carrel_core::model::topology::{Link, LinkMatrix};
+
+use super::*;
+
+fn gpu(index: u32) -> GpuInfo {
+    GpuInfo {
+        uuid: format!("GPU-{index}").parse().expect("a UUID"),
+        index,
+        model: "NVIDIA H100 80GB HBM3".into(),
+        memory_bytes: 80 << 30,
+        pci_address: format!("00000000:{index:02X}:00.0"),
+        numa_node: Some(0),
+        minor: Some(index),
+        mig_enabled: false,
+        drained: (index == 1).then(|| "job 3 did not release it".into()),
+        cpu_affinity: "0-51".into(),
+        nvlink_version: 4,
+    }
+}
+
+fn observed() -> Observed {
+    Observed {
+        node: "n1".parse().expect("a name"),
+        boot_id: "boot".into(),
+        seq: 9,
+        accepted: Some((ClusterId("c1".into()), Incarnation { number: 2, nonce: 7 })),
+        generation: 4,
+        inventory: Inventory {
+            cpus: 8,
+            memory_bytes: 1 << 30,
+            gpus: (0..3).map(gpu).collect(),
+            links: LinkMatrix::from_fn(3, |i, _| if i == 0 { Link::NvLink(18) } else { Link::Phb }),
+            nics: vec![NicInfo {
+                name: "mlx5_0".into(),
+                gpu_links: vec![Link::Pix, Link::Node, Link::Sys],
+                numa_node: None,
+            }],
+            driver_version: "550".into(),
+            os: "Debian".into(),
+            gpu_note: String::new(),
+            nvml_library: "/lib/nvml".into(),
+        },
+        jobs: vec![ObservedJob {
+            key: key(),
+            session: Some(SessionId(5)),
+            phase: ObservedPhase::Stopping,
+            detail: "ends".into(),
+            host_key: "ssh-ed25519 AAAA".into(),
+            cause: Some(EndCause::Lease),
+            exit_code: Some(143),
+            gpus: vec!["GPU-0".parse().expect("a UUID")],
+            cpus: 2,
+            memory_bytes: 1 << 20,
+            user: Some("alice".parse().expect("a name")),
+            name: "dev".into(),
+            deadline: Timestamp(1_000),
+            cluster: ClusterId("c1".into()),
+            connections: 1,
+        }],
+        version: "0.1.0".into(),
+        images: vec!["busybox".into()],
+    }
+}
+
+fn key() -> JobKey {
+    JobKey {
+        job: JobId(3),
+        generation: Generation::first_of(2),
+    }
+}
+
+fn wanted() -> Desired {
+    Desired {
+        cluster: ClusterId("c1".into()),
+        incarnation: Incarnation { number: 2, nonce: 7 },
+        generation: 4,
+        renews: 9,
+        lease_ms: 600_000,
+        jobs: vec![DesiredJob {
+            key: key(),
+            session: None,
+            name: "dev".into(),
+            owner: "alice".parse().expect("a name"),
+            image: "busybox".into(),
+            gpus: vec!["GPU-0".parse().expect("a UUID")],
+            cpus: 2,
+            memory_bytes: 1 << 20,
+            rank: 1,
+            peers: vec![Peer {
+                rank: 1,
+                node: "n1".parse().expect("a name"),
+                host_name: "dev-1".into(),
+            }],
+            env: vec![("SLURM_JOB_ID".into(), "3".into())],
+            deadline: Timestamp(1_000),
+            go: true,
+            host_key: String::new(),
+            host_principals: Vec::new(),
+            workdir: "/work".into(),
+        }],
+        tombstones: vec![Tombstone {
+            key: key(),
+            grace_ms: 10_000,
+        }],
+        removed_sessions: vec![SessionId(8)],
+    }
+}
+
+fn alice() -> (v1::Identity, v1::SshAccess) {
+    let identity = v1::Identity {
+        name: "alice".into(),
+        ..v1::Identity::default()
+    };
+    (identity, v1::SshAccess::default())
+}
+
+/// What one side says, the other understands, whole.
+#[test]
+fn states_come_back_as_sent() {
+    let said = observed();
+    assert_eq!(Observed::try_from(v1::Observed::from(&said)), Ok(said));
+    let said = wanted();
+    assert_eq!(
+        Desired::try_from(desired(&said, |_| Some(alice()), Vec::new())),
+        Ok(said)
+    );
+}
+
+#[test]
+fn a_job_of_an_unknown_user_is_left_out() {
+    let message = desired(&wanted(), |_| None, Vec::new());
+    assert!(message.jobs.is_empty());
+    assert_eq!(message.tombstones.len(), 1);
+}
+
+/// A peer's nonsense is an error with the field's name, never a panic.
+#[test]
+fn nonsense_is_refused() {
+    type Break = fn(&mut v1::Observed);
+    let cases: [(&str, Break); 9] = [
+        ("node name", |o| o.node = "no/name".into()),
+        ("inventory", |o| o.inventory = None),
+        ("incarnation", |o| o.incarnation = None),
+        ("phase", |o| o.jobs[0].phase = 77),
+        ("end cause", |o| o.jobs[0].cause = -1),
+        ("cluster", |o| o.jobs[0].cluster = String::new()),
+        ("GPU links", |o| {
+            inventory(o).gpu_links.pop();
+        }),
+        ("NIC's GPU links", |o| inventory(o).nics[0].gpu_links.clear()),
+        ("each UUID once", |o| inventory(o).gpus[1].uuid = "GPU-0".into()),
+    ];
+    for (what, spoil) in cases {
+        let mut message = v1::Observed::from(&observed());
+        spoil(&mut message);
+        let error = Observed::try_from(message).expect_err(what).to_string();
+        assert!(error.contains(what), "{what}: {error}");
+    }
+    let mut message = desired(&wanted(), |_| Some(alice()), Vec::new());
+    message.jobs[0].env[0].name = "A=B".into();
+    assert!(Desired::try_from(message).is_err());
+}
+
+fn inventory(observed: &mut v1::Observed) -> &mut v1::Inventory {
+    observed.inventory.as_mut().expect("an inventory")
+}
+
+#[test]
+fn long_texts_are_cut_at_a_character() {
+    let cut = text("ü".repeat(MAX_TEXT));
+    assert_eq!(cut.len(), MAX_TEXT);
+}

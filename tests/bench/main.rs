@@ -1,0 +1,46 @@
+//! Benchmarks: each prints one JSON object a line to standard output,
+//! `{"name": "...", "value": n, "unit": "...", "budget": "..."}`; what it does meanwhile
+//! goes to standard error. `./dev bench NAME` builds the programs in release and runs one.
+
+mod latency;
+mod relay;
+mod report;
+mod session;
+mod throughput;
+
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand};
+
+/// Benchmarks of Carrel.
+#[derive(Debug, Parser)]
+struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// From `carrel alloc` to a prompt, allocations a second, and SSH throughput.
+    Session(session::Options),
+    /// Connects to a socket and passes it on, as OpenSSH's `ProxyUseFdpass` wants it.
+    #[command(hide = true)]
+    PassSocket {
+        /// The socket.
+        socket: PathBuf,
+    },
+    /// Copies between its standard streams and a socket, as a plain ProxyCommand.
+    #[command(hide = true)]
+    Pipe {
+        /// The socket.
+        socket: PathBuf,
+    },
+}
+
+fn main() -> anyhow::Result<()> {
+    match Args::parse().what {
+        What::Session(options) => session::run(&options),
+        What::PassSocket { socket } => relay::pass_socket(&socket),
+        What::Pipe { socket } => relay::pipe(&socket),
+    }
+}

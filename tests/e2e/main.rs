@@ -1,0 +1,20 @@
+//! The real programs, containerd and OpenSSH, used as their users use them.
+//!
+//! Most tests share one cluster and own sessions in it; those that kill or
+//! starve something start a cluster of their own.
+
+mod bad_input;
+mod channels;
+mod deadlines;
+mod faults;
+mod forward;
+mod gpus;
+mod images;
+mod open;
+mod sandbox;
+mod shared;
+mod shell;
+mod sign_in;
+mod tidy;
+mod transfer;
+mod users;

@@ -1,0 +1,223 @@
+//! The file that describes a host.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use carrel_core::model::topology::{Link, Topology};
+use serde::Deserialize;
+
+/// A described host. Only `topology` is needed; the rest has defaults that fit it.
+///
+/// ```toml
+/// topology = "h100.txt"               # or the text itself, over several lines
+/// model = "NVIDIA H100 80GB HBM3"
+/// memory_mib = 81559
+/// driver_version = "570.124.06"
+/// nvlink_version = 4
+/// nvswitch = true                     # NVLinks end at switches, not at GPUs
+/// nvlink_works = true                 # false: as without the fabric manager
+/// processes = "busy.txt"              # lines of "<index or UUID> <pid>"; need not exist
+/// init = "ok"                         # or driver-not-loaded, lib-rm-version-mismatch, no-permission
+/// unsupported = ["nvmlDeviceGetMemoryAffinity"]   # calls that answer "not supported"
+///
+/// [[gpus]]                            # by position; each field is optional
+/// uuid = "GPU-…"
+/// minor = 0
+/// pci = "00000000:1B:00.0"
+/// model = "…"
+/// mig = false
+/// lost = false                        # it has fallen off the bus
+/// processes = [4711]
+///
+/// [fabric]                            # an NVLink domain that spans hosts
+/// cluster = "00112233445566778899aabbccddeeff"
+/// clique = 1
+/// ```
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Description {
+    /// `nvidia-smi topo -m` text, or the path of a file with it, from the description's folder.
+    #[serde(default)]
+    pub topology: String,
+    /// Product name of all GPUs.
+    pub model: Option<String>,
+    /// Memory of each GPU.
+    pub memory_mib: Option<u64>,
+    /// Driver version.
+    pub driver_version: Option<String>,
+    /// NVLink generation.
+    pub nvlink_version: Option<u32>,
+    /// NVLinks end at switches; by default when there are more than a GPU has.
+    pub nvswitch: Option<bool>,
+    /// Peer access over NVLink works; by default it does.
+    pub nvlink_works: Option<bool>,
+    /// File of processes, from the description's folder.
+    pub processes: Option<PathBuf>,
+    /// What `nvmlInit` answers.
+    #[serde(default)]
+    pub init: Init,
+    /// Calls that answer "not supported".
+    #[serde(default)]
+    pub unsupported: Vec<String>,
+    /// GPUs, by position.
+    #[serde(default)]
+    pub gpus: Vec<GpuDescription>,
+    /// NVLink domain.
+    pub fabric: Option<Fabric>,
+}
+
+/// What is special about one GPU.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GpuDescription {
+    /// UUID.
+    pub uuid: Option<String>,
+    /// N of `/dev/nvidiaN`.
+    pub minor: Option<u32>,
+    /// PCI address.
+    pub pci: Option<String>,
+    /// Product name.
+    pub model: Option<String>,
+    /// MIG mode is on.
+    #[serde(default)]
+    pub mig: bool,
+    /// It has fallen off the bus: its UUID is known, nothing else.
+    #[serde(default)]
+    pub lost: bool,
+    /// Process ids that use it; listed while they live.
+    #[serde(default)]
+    pub processes: Vec<u32>,
+}
+
+/// What `nvmlInit` answers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Init {
+    /// Success.
+    #[default]
+    Ok,
+    /// `NVML_ERROR_DRIVER_NOT_LOADED`.
+    DriverNotLoaded,
+    /// `NVML_ERROR_LIB_RM_VERSION_MISMATCH`.
+    LibRmVersionMismatch,
+    /// `NVML_ERROR_NO_PERMISSION`.
+    NoPermission,
+}
+
+/// An NVLink domain.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Fabric {
+    /// Its UUID: 32 hexadecimal digits.
+    pub cluster: String,
+    /// The clique in it.
+    pub clique: u32,
+}
+
+/// What GPUs with such links usually are.
+struct Usual {
+    model: &'static str,
+    memory_mib: u64,
+    nvlink_version: u32,
+}
+
+impl Description {
+    /// Reads a file: TOML, or `nvidia-smi topo -m` text.
+    pub fn read(path: &Path) -> Result<Self, String> {
+        let text = fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
+        let toml = path.extension().is_some_and(|extension| extension == "toml");
+        if !toml {
+            return Ok(Self {
+                topology: text,
+                ..Self::default()
+            });
+        }
+        toml::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))
+    }
+
+    /// The topology, which stands in the description at `path` or in a file that it names.
+    pub fn read_topology(&self, path: &Path) -> Result<Topology, String> {
+        if self.topology.is_empty() {
+            return Ok(Topology::default());
+        }
+        let in_place = self.topology.contains('\n');
+        let (at, text) = if in_place {
+            (path.to_owned(), self.topology.clone())
+        } else {
+            let file = beside(path, Path::new(&self.topology));
+            let text = fs::read_to_string(&file).map_err(|error| format!("{}: {error}", file.display()))?;
+            (file, text)
+        };
+        Topology::parse(&text).map_err(|error| format!("{}: {error}", at.display()))
+    }
+
+    /// Fills what is not given with what GPUs with such links usually are.
+    pub fn complete(&mut self, topology: &Topology) {
+        let usual = usual(topology);
+        self.model.get_or_insert_with(|| usual.model.into());
+        self.memory_mib.get_or_insert(usual.memory_mib);
+        self.nvlink_version.get_or_insert(usual.nvlink_version);
+        self.driver_version.get_or_insert_with(|| "570.124.06".into());
+        // No GPU has more than 18 NVLinks, so more of them can only be switched.
+        const MOST_LINKS: u32 = 18;
+        let links = topology.links.len();
+        let row = |gpu: usize| {
+            (0..links)
+                .filter(|other| *other != gpu)
+                .map(|other| nvlinks(topology, gpu, other))
+                .sum::<u32>()
+        };
+        self.nvswitch
+            .get_or_insert_with(|| (0..links).any(|gpu| row(gpu) > MOST_LINKS));
+        self.nvlink_works.get_or_insert(true);
+    }
+
+    /// The processes of each GPU now: (index or UUID, process id).
+    pub fn processes(&self, path: &Path) -> Vec<(String, u32)> {
+        let mut listed = Vec::new();
+        for (index, gpu) in self.gpus.iter().enumerate() {
+            listed.extend(gpu.processes.iter().map(|pid| (index.to_string(), *pid)));
+        }
+        let file = self
+            .processes
+            .as_ref()
+            .and_then(|file| fs::read_to_string(beside(path, file)).ok());
+        for line in file.unwrap_or_default().lines() {
+            let mut words = line.split_whitespace();
+            if let (Some(gpu), Some(Ok(pid))) = (words.next(), words.next().map(str::parse)) {
+                listed.push((gpu.to_owned(), pid));
+            }
+        }
+        listed
+    }
+}
+
+/// A path as written in the description at `description`.
+fn beside(description: &Path, path: &Path) -> PathBuf {
+    description.parent().unwrap_or(Path::new("")).join(path)
+}
+
+/// NVLinks between two GPUs.
+pub fn nvlinks(topology: &Topology, a: usize, b: usize) -> u32 {
+    match topology.links.link(a, b) {
+        Link::NvLink(count) => u32::from(count),
+        Link::Sys | Link::Node | Link::Phb | Link::Pxb | Link::Pix => 0,
+    }
+}
+
+fn usual(topology: &Topology) -> Usual {
+    let count = topology.links.upper().iter().max();
+    let (model, memory_mib, nvlink_version) = match count {
+        Some(Link::NvLink(18..)) if topology.links.len() == 4 => ("NVIDIA GB200", 189_471, 5),
+        Some(Link::NvLink(13..)) => ("NVIDIA H100 80GB HBM3", 81_559, 4),
+        Some(Link::NvLink(7..)) => ("NVIDIA A100-SXM4-80GB", 81_920, 3),
+        Some(Link::NvLink(4)) => ("NVIDIA A100-SXM4-40GB", 40_960, 3),
+        Some(Link::NvLink(_)) => ("Tesla V100-SXM2-32GB", 32_768, 2),
+        Some(Link::Sys | Link::Node | Link::Phb | Link::Pxb | Link::Pix) | None => ("NVIDIA L40S", 46_068, 0),
+    };
+    Usual {
+        model,
+        memory_mib,
+        nvlink_version,
+    }
+}

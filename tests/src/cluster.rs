@@ -1,0 +1,376 @@
+//! A real cluster for a test: the real programs, in a sandbox.
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::image::Image;
+use crate::process::{Cmd, Daemon};
+use crate::programs::{Profile, Programs, repository};
+use crate::sandbox::Sandbox;
+use crate::terminal::Terminal;
+use crate::user::{ALICE, BOB, ROOT, User};
+use crate::wait;
+
+/// Ports on the sandbox's own loopback: no two clusters meet.
+pub const BROKER_PORT: u16 = 7070;
+/// Port of the SSH jump host.
+pub const JUMP_PORT: u16 = 7022;
+/// Port of the agents' links to the gateway.
+pub const LINK_PORT: u16 = 7443;
+/// Port of byte streams.
+pub const STREAM_PORT: u16 = 7444;
+
+/// What a cluster is to be.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// One a node: a described host, by its file's name in `tests/hosts` without ".toml"; none: no GPUs.
+    pub hosts: Vec<Option<&'static str>>,
+    /// Images that every node has; the first is the default.
+    pub images: Vec<Image>,
+    /// Which build of the programs.
+    pub profile: Profile,
+    /// Flags added to the broker's.
+    pub broker_flags: Vec<String>,
+    /// Flags added to every agent's.
+    pub agent_flags: Vec<String>,
+}
+
+impl Default for Options {
+    /// One described HGX H100 with an image of busybox.
+    fn default() -> Self {
+        Self {
+            hosts: vec![Some("hgx-h100")],
+            images: vec![Image::Busybox],
+            profile: Profile::Debug,
+            broker_flags: Vec::new(),
+            agent_flags: Vec::new(),
+        }
+    }
+}
+
+/// A running cluster. Dropping it ends everything.
+#[derive(Debug)]
+pub struct Cluster {
+    /// Killed and restarted by tests that own the cluster.
+    pub broker: Daemon,
+    /// The same.
+    pub gateway: Daemon,
+    /// One a node, "n0" first.
+    pub agents: Vec<Daemon>,
+    sandbox: Sandbox,
+}
+
+impl Cluster {
+    /// Starts one and waits until every node is ready for work.
+    ///
+    /// # Panics
+    /// It does not come up: with the programs' logs.
+    pub fn start(options: &Options) -> Self {
+        let archives: Vec<_> = options
+            .images
+            .iter()
+            .map(|image| (image.name(), image.archive()))
+            .collect();
+        let sandbox = Sandbox::start(&Programs::find(options.profile), &[ALICE, BOB]);
+        let logs = sandbox.root().join("logs");
+        let daemon = |name: &str, env: &[(String, OsString)], program: &str, args: &[OsString]| {
+            let mut argv = sandbox.argv(ROOT, env, sandbox.program(program).as_os_str());
+            argv.extend_from_slice(args);
+            Daemon::start(name, argv, &logs)
+        };
+
+        let broker = daemon(
+            "broker",
+            &[],
+            "carrel-broker",
+            &broker_args(sandbox.root(), options),
+        );
+        let gateway = daemon("gateway", &[], "carrel-broker", &gateway_args(sandbox.root()));
+        let mut cluster = Self {
+            broker,
+            gateway,
+            agents: Vec::new(),
+            sandbox,
+        };
+        cluster.ready("the broker answers", |this| {
+            this.carrel(ROOT, ["nodes"]).run().code == 0
+        });
+
+        for (index, host) in options.hosts.iter().enumerate() {
+            let state = cluster.node_state(index);
+            fs::create_dir(&state).expect("own directory");
+            cluster.join(index);
+            let env = cluster.node_env(*host);
+            for (name, archive) in &archives {
+                let import =
+                    cluster
+                        .sandbox
+                        .argv(ROOT, &env, cluster.sandbox.program("carrel-node").as_os_str());
+                let flags = cluster.node_flags(index, options);
+                Cmd::new(import)
+                    .args(["image", "import"])
+                    .args(flags)
+                    .arg("--name")
+                    .arg(name)
+                    .arg(archive)
+                    .ok();
+            }
+            let mut argv =
+                cluster
+                    .sandbox
+                    .argv(ROOT, &env, cluster.sandbox.program("carrel-node").as_os_str());
+            argv.push("run".into());
+            argv.extend(cluster.node_flags(index, options));
+            cluster.agents.push(Daemon::start(
+                &format!("n{index}"),
+                argv,
+                &cluster.root().join("logs"),
+            ));
+        }
+        let wanted = options.hosts.len();
+        cluster.ready("every node is idle", |this| {
+            let nodes = this.json(ROOT, ["nodes"]);
+            nodes
+                .as_array()
+                .is_some_and(|nodes| nodes.iter().filter(|node| node["state"] == "IDLE").count() == wanted)
+        });
+        cluster
+    }
+
+    /// Waits for a condition; when it does not come, shows the logs.
+    #[track_caller]
+    pub fn ready(&self, what: &str, mut condition: impl FnMut(&Self) -> bool) {
+        let held = wait::poll(wait::PATIENCE, || condition(self).then_some(()));
+        let seconds = wait::PATIENCE.as_secs();
+        assert!(
+            held.is_some(),
+            "after {seconds} s still not so: {what}
+{}",
+            self.last_logs()
+        );
+    }
+
+    /// Its directory.
+    pub fn root(&self) -> &Path {
+        self.sandbox.root()
+    }
+
+    /// The namespaces that it lives in.
+    pub fn sandbox(&self) -> &Sandbox {
+        &self.sandbox
+    }
+
+    /// The broker's address for clients on its machine.
+    pub fn address(&self) -> String {
+        format!("unix:{}", self.root().join("broker/broker.sock").display())
+    }
+
+    /// The broker's address over TLS.
+    pub fn tls_address(&self) -> String {
+        format!("https://127.0.0.1:{BROKER_PORT}")
+    }
+
+    /// State directory of a node's agent.
+    pub fn node_state(&self, index: usize) -> PathBuf {
+        self.root().join(format!("n{index}"))
+    }
+
+    /// Any program inside, as a user, with the broker's address in the environment.
+    pub fn cmd(&self, user: User, program: impl AsRef<OsStr>) -> Cmd {
+        self.cmd_with(user, &[], program)
+    }
+
+    /// The same with more environment.
+    pub fn cmd_with(&self, user: User, env: &[(&str, &str)], program: impl AsRef<OsStr>) -> Cmd {
+        let mut all = vec![("CARREL_BROKER".to_owned(), OsString::from(self.address()))];
+        all.extend(
+            env.iter()
+                .map(|(name, value)| ((*name).to_owned(), OsString::from(value))),
+        );
+        Cmd::new(self.sandbox.argv(user, &all, program.as_ref()))
+    }
+
+    /// `carrel` with arguments.
+    pub fn carrel<S: AsRef<OsStr>>(&self, user: User, args: impl IntoIterator<Item = S>) -> Cmd {
+        self.cmd(user, self.sandbox.program("carrel")).args(args)
+    }
+
+    /// What `carrel … --output json` prints.
+    ///
+    /// # Panics
+    /// It fails, or prints no JSON.
+    #[track_caller]
+    pub fn json<S: AsRef<OsStr>>(&self, user: User, args: impl IntoIterator<Item = S>) -> Value {
+        let output = self.carrel(user, args).args(["--output", "json"]).run();
+        let text = output.clone().ok();
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("no JSON ({error}): {output}"))
+    }
+
+    /// `carrel` with arguments, in a terminal.
+    pub fn terminal<S: AsRef<OsStr>>(&self, user: User, args: impl IntoIterator<Item = S>) -> Terminal {
+        Terminal::start(&self.carrel(user, args))
+    }
+
+    /// OpenSSH's client, which must never have to ask anything.
+    pub fn ssh<S: AsRef<OsStr>>(&self, user: User, args: impl IntoIterator<Item = S>) -> Cmd {
+        self.cmd(user, "ssh").args(["-o", "BatchMode=yes"]).args(args)
+    }
+
+    /// Opens a session with an SSH alias; it is removed when the value goes.
+    #[track_caller]
+    pub fn open(&self, user: User, name: &str, args: &[&str]) -> Session<'_> {
+        self.carrel(user, ["open", name, "--editor", "none"])
+            .args(args)
+            .ok();
+        Session {
+            cluster: self,
+            user,
+            name: name.into(),
+        }
+    }
+
+    /// The last lines of every program's log.
+    pub fn last_logs(&self) -> String {
+        let agents = self.agents.iter().map(Daemon::last_log);
+        [self.broker.last_log(), self.gateway.last_log()]
+            .into_iter()
+            .chain(agents)
+            .collect()
+    }
+}
+
+/// A session that a test opened.
+#[derive(Debug)]
+pub struct Session<'a> {
+    cluster: &'a Cluster,
+    user: User,
+    name: String,
+}
+
+impl Session<'_> {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its SSH alias.
+    pub fn alias(&self) -> String {
+        format!("carrel-{}", self.name)
+    }
+
+    /// A command in it, through OpenSSH and the alias.
+    pub fn ssh<S: AsRef<OsStr>>(&self, command: impl IntoIterator<Item = S>) -> Cmd {
+        self.cluster.ssh(self.user, [self.alias()]).args(command)
+    }
+
+    /// Its record.
+    #[track_caller]
+    pub fn record(&self) -> Value {
+        self.cluster.json(self.user, ["show", &self.name])
+    }
+}
+
+impl Drop for Session<'_> {
+    fn drop(&mut self) {
+        let removed = self.cluster.carrel(self.user, ["rm", "-f", &self.name]).run();
+        assert!(removed.code == 0 || std::thread::panicking(), "{removed}");
+    }
+}
+
+/// The description of a host.
+fn description(host: &str) -> PathBuf {
+    repository().join("tests/hosts").join(format!("{host}.toml"))
+}
+
+fn broker_args(root: &Path, options: &Options) -> Vec<OsString> {
+    let mut args: Vec<OsString> = vec!["serve".into(), "--state".into(), root.join("broker").into()];
+    args.extend(["--listen".into(), format!("127.0.0.1:{BROKER_PORT}").into()]);
+    args.extend(["--advertise".into(), format!("127.0.0.1:{BROKER_PORT}").into()]);
+    if let Some(image) = options.images.first() {
+        args.extend(["--default-image".into(), image.name().into()]);
+    }
+    args.extend(options.broker_flags.iter().map(Into::into));
+    args
+}
+
+fn gateway_args(root: &Path) -> Vec<OsString> {
+    let broker = format!("unix:{}", root.join("broker/broker.sock").display());
+    let mut args: Vec<OsString> = vec!["gateway".into(), "--state".into(), root.join("gateway").into()];
+    args.extend(["--broker".into(), broker.into()]);
+    args.extend(["--listen-ssh".into(), format!("127.0.0.1:{JUMP_PORT}").into()]);
+    args.extend(["--listen-link".into(), format!("127.0.0.1:{LINK_PORT}").into()]);
+    let streams = format!("unix:{}", root.join("gateway/streams.sock").display());
+    args.extend(["--listen-streams".into(), streams.into()]);
+    args.extend([
+        "--listen-streams".into(),
+        format!("127.0.0.1:{STREAM_PORT}").into(),
+    ]);
+    args
+}
+
+impl Cluster {
+    /// Makes the host a node: a token from the broker, a certificate for the agent.
+    fn join(&self, index: usize) {
+        let token = self.json(ROOT, ["node", "token"]);
+        let text = |field: &str| token[field].as_str().unwrap_or_default().to_owned();
+        let node = self.cmd(ROOT, self.sandbox.program("carrel-node"));
+        node.args(["join", "--state"])
+            .arg(self.node_state(index))
+            .arg("--broker")
+            .arg(self.tls_address())
+            .arg("--token")
+            .arg(text("token"))
+            .arg("--ca-fingerprint")
+            .arg(text("ca_fingerprint"))
+            .arg("--node")
+            .arg(format!("n{index}"))
+            .ok();
+    }
+
+    /// A directory with the CDI specification of a described host.
+    fn cdi_dir(&self, host: &str) -> PathBuf {
+        let dir = self.root().join("cdi").join(host);
+        if !dir.exists() {
+            let maker = Command::new(repository().join("tests/described/cdi-spec"))
+                .arg(description(host))
+                .output();
+            let maker = maker.expect("tests/described/cdi-spec can be run");
+            assert!(maker.status.success(), "no CDI specification of {host}");
+            fs::create_dir_all(&dir).expect("own directory");
+            fs::write(dir.join("described.json"), maker.stdout).expect("own file");
+        }
+        dir
+    }
+
+    fn node_env(&self, host: Option<&str>) -> Vec<(String, OsString)> {
+        let mut env = vec![(
+            "CARREL_INIT".to_owned(),
+            self.sandbox.carrel_init().into_os_string(),
+        )];
+        if let Some(host) = host {
+            let file = description(host);
+            env.push(("CARREL_FAKE_NVML".to_owned(), file.into_os_string()));
+        }
+        env
+    }
+
+    fn node_flags(&self, index: usize, options: &Options) -> Vec<OsString> {
+        let mut flags: Vec<OsString> = vec!["--state".into(), self.node_state(index).into()];
+        let library = match options.hosts.get(index).copied().flatten() {
+            Some(_) => self.sandbox.program("libnvidia_ml.so"),
+            None => PathBuf::from("/nonexistent/libnvidia-ml.so.1"),
+        };
+        flags.extend(["--nvml-library".into(), library.into()]);
+        // As many CPUs and as much memory as tests ask for: limits, not reservations, on the machine at hand.
+        flags.extend(["--private-containerd", "--cpus", "104", "--memory", "2T"].map(Into::into));
+        if let Some(host) = options.hosts.get(index).copied().flatten() {
+            flags.extend(["--cdi-dir".into(), self.cdi_dir(host).into()]);
+        }
+        flags.extend(options.agent_flags.iter().map(Into::into));
+        flags
+    }
+}
