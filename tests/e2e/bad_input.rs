@@ -160,8 +160,10 @@ fn containerd_is_missing() {
     let cluster = shared::cluster();
     // Hidden from this one command.
     let hide = "mount --bind /dev/null /usr/bin/containerd && exec \"$@\"";
+    let init = cluster.sandbox().carrel_init();
+    let env = [("CARREL_INIT", init.to_str().expect("UTF-8"))];
     let node = cluster
-        .cmd(ROOT, "unshare")
+        .cmd_with(ROOT, &env, "unshare")
         .args(["--mount", "sh", "-c", hide, "sh"]);
     let import = node
         .arg(cluster.sandbox().program("carrel-node"))

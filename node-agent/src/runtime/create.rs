@@ -20,6 +20,7 @@ use prost_types::Any;
 use tokio::sync::mpsc;
 
 use super::client::{SNAPSHOTTER, Settled, Told};
+use super::netns::NetworkNamespace;
 use super::record::{
     ContainerRecord, ContainerSpec, ContainerState, NAME_LABEL, RECORD_LABEL, SNAPSHOT_LABEL, USER_LABEL,
     container_id, snapshot_key,
@@ -90,11 +91,51 @@ impl Runtime {
                 .await
                 .context("clearing what an interrupted start left")?;
         }
+        let namespace = self.inner.network.namespace().await?;
+        let container = self.make_container(spec, image, namespace.as_ref(), &progress);
+        let network = async {
+            match &namespace {
+                Some(namespace) => self.inner.network.join(key, namespace).await,
+                None => Ok(None),
+            }
+        };
+        // Both to their ends: what is cut off half-way cannot be cleared at once.
+        let (container, address) = tokio::join!(container, network);
+        container?;
+        if let Some(address) = address? {
+            // In place: the file is mounted already.
+            let hosts = etc::hosts(&spec.hostname, Some(address), &spec.hosts);
+            fs::write(self.job_dir(key).join("etc/hosts"), hosts)?;
+        }
+        // First, so that a start that is cut off right here is never made twice.
+        fs::write(self.started_marker(key), &self.inner.boot_id)?;
+        let containerd = &self.inner.containerd;
+        let start = StartRequest {
+            container_id: container_id(key),
+            exec_id: String::new(),
+        };
+        containerd
+            .tasks()
+            .start(containerd.request(start))
+            .await
+            .told("starting the container")?;
+        Ok(())
+    }
+
+    /// Makes a container whose process 1 waits to be started.
+    async fn make_container(
+        &self,
+        spec: &ContainerSpec,
+        image: &ImageInfo,
+        namespace: Option<&NetworkNamespace>,
+        progress: Progress<'_>,
+    ) -> Result<()> {
+        let key = spec.record.key;
         let (cdi, gpus) = (self.inner.cdi.clone(), spec.gpus.clone());
         let edits = tokio::task::spawn_blocking(move || cdi.edits(&gpus)).await??;
 
         progress("preparing files".to_owned());
-        let mounts = self.snapshot(&spec.record, image, &progress).await?;
+        let mounts = self.snapshot(&spec.record, image, progress).await?;
         let found = visit(Visit {
             mounts: mounts.clone(),
             at: self.inner.options.state_dir.join("mnt"),
@@ -122,31 +163,11 @@ impl Runtime {
             etc: &etc,
             cgroup: &self.cgroup(key),
             host: &self.inner.host,
+            network_namespace: namespace.map(NetworkNamespace::path),
         })?;
         self.store_container(spec, image, serde_json::to_vec(&document)?)
             .await?;
-        let pid = self.create_task(spec, mounts).await?;
-        let address = self.inner.network.join(key, pid).await?;
-        if address.is_some() {
-            // In place: the file is mounted already.
-            fs::write(
-                job_dir.join("etc/hosts"),
-                etc::hosts(&spec.hostname, address, &spec.hosts),
-            )?;
-        }
-        // First, so that a start that is cut off right here is never made twice.
-        fs::write(self.started_marker(key), &self.inner.boot_id)?;
-        let containerd = &self.inner.containerd;
-        let start = StartRequest {
-            container_id: container_id(key),
-            exec_id: String::new(),
-        };
-        containerd
-            .tasks()
-            .start(containerd.request(start))
-            .await
-            .told("starting the container")?;
-        Ok(())
+        self.create_task(spec, mounts).await
     }
 
     /// The container's own layer: a session's kept one, or a new one.
@@ -267,7 +288,7 @@ impl Runtime {
         Ok(())
     }
 
-    async fn create_task(&self, spec: &ContainerSpec, mounts: Vec<Mount>) -> Result<u32> {
+    async fn create_task(&self, spec: &ContainerSpec, mounts: Vec<Mount>) -> Result<()> {
         let key = spec.record.key;
         let containerd = &self.inner.containerd;
         let log = format!("file://{}", self.job_dir(key).join("init.log").display());
@@ -280,7 +301,8 @@ impl Runtime {
             ..CreateTaskRequest::default()
         };
         let created = containerd.tasks().create(containerd.request(create)).await;
-        Ok(created.told("creating the container's process")?.into_inner().pid)
+        created.told("creating the container's process")?;
+        Ok(())
     }
 
     /// Only a private containerd's runc state must be kept apart.

@@ -21,6 +21,7 @@ mod create;
 mod etc;
 mod events;
 pub(crate) mod locks;
+mod netns;
 mod network;
 mod open;
 mod private;

@@ -17,6 +17,7 @@ use tokio::process::Command;
 use tokio::sync::OnceCell;
 
 use super::client::find_program;
+use super::netns::NetworkNamespace;
 use super::record::container_id;
 
 /// Where distributions and administrators put CNI plugins.
@@ -102,14 +103,22 @@ impl Network {
         }
     }
 
-    /// Joins a container that was made but not started; gives its address.
-    pub async fn join(&self, key: JobKey, pid: u32) -> Result<Option<IpAddr>> {
+    /// A namespace to be joined and then given to a container; none: the container's own, with loopback alone, will do.
+    pub async fn namespace(&self) -> Result<Option<NetworkNamespace>> {
+        match self.nat {
+            Some(_) => NetworkNamespace::make().await.map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Joins a job's network namespace to the host; gives its address.
+    pub async fn join(&self, key: JobKey, namespace: &NetworkNamespace) -> Result<Option<IpAddr>> {
         let Some(nat) = &self.nat else { return Ok(None) };
         nat.ready
             .get_or_try_init(|| nat.rules())
             .await
             .context("setting up NAT")?;
-        let result = nat.plugin("ADD", key, &format!("/proc/{pid}/ns/net")).await?;
+        let result = nat.plugin("ADD", key, &namespace.path()).await?;
         let address = result["ips"][0]["address"]
             .as_str()
             .and_then(|text| text.split('/').next()?.parse().ok());

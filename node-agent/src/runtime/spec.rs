@@ -47,6 +47,8 @@ pub(super) struct Parts<'a> {
     /// Absolute within the hierarchies.
     pub cgroup: &'a str,
     pub host: &'a HostFacts,
+    /// Where the network namespace is; none: a new one.
+    pub network_namespace: Option<String>,
 }
 
 /// What the kernel and containerd of this host can do.
@@ -67,7 +69,10 @@ pub(super) fn build(parts: &Parts<'_>) -> Result<Value> {
         json!({"type": "mount"}),
         json!({"type": "ipc"}),
         json!({"type": "uts"}),
-        json!({"type": "network"}),
+        match &parts.network_namespace {
+            Some(path) => json!({"type": "network", "path": path}),
+            None => json!({"type": "network"}),
+        },
     ];
     if parts.host.has_cgroup_namespace {
         namespaces.push(json!({"type": "cgroup"}));
@@ -425,6 +430,7 @@ mod tests {
             etc: &[("passwd", PathBuf::from("/s/etc/passwd"))],
             cgroup: "/carrel/1-2",
             host: &host,
+            network_namespace: None,
         };
         build(&parts).unwrap()
     }
