@@ -75,7 +75,10 @@ fn more_than_there_is() {
         }
     };
     refused("--gpus 9", &["9", "8"]);
-    refused("--gpus 4 --gpu-model voodoo", &["voodoo", "nearest"]);
+    refused(
+        "--gpus 4 --gpu-model voodoo",
+        &["voodoo", "nearest", "(nvidia h100 80gb hbm3)"],
+    );
     refused("-N 400 --gpus-per-node 1", &["400"]);
     refused("-c 100000", &["cpu"]);
     refused("--mem 900T", &["memory"]);

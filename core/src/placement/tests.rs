@@ -272,6 +272,11 @@ fn refusals_name_what_is_missing() {
         of(&hosts, &h200),
         ("no GPUs (1 node), no H200 (1 node)".into(), false)
     );
+    let model = &h100.gpus[0].model;
+    assert_eq!(
+        why(&hosts, &h200).nearest,
+        Some(format!("1 GPU ({model}) on {}", hosts[0].node))
+    );
     let cpus = ResourceRequest {
         cpus_per_node: 65,
         ..request(0)

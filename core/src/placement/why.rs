@@ -1,9 +1,10 @@
 //! Why a request cannot be placed now.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use super::{Assume, HostView, fit, try_place};
-use crate::model::resources::ResourceRequest;
+use crate::model::resources::{Allocation, ResourceRequest};
 
 /// Why one host cannot take its part of a request.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -163,10 +164,13 @@ pub(super) fn nearest(hosts: &[HostView<'_>], request: &ResourceRequest) -> Opti
 
 /// Where a changed request fits, with its shape: "2 GPUs on each of n1, n2".
 fn place_of(hosts: &[HostView<'_>], request: &ResourceRequest) -> Option<String> {
-    let allocation = try_place(hosts, request)?;
+    try_place(hosts, request).map(|allocation| names_of(&allocation))
+}
+
+fn names_of(allocation: &Allocation) -> String {
     let names: Vec<&str> = allocation.nodes.iter().map(|n| n.node.as_str()).collect();
     let each = if names.len() > 1 { "each of " } else { "" };
-    Some(format!("{each}{}", names.join(", ")))
+    format!("{each}{}", names.join(", "))
 }
 
 fn gpus_text(count: u32) -> String {
@@ -291,16 +295,27 @@ fn other_model(hosts: &[HostView<'_>], request: &ResourceRequest) -> Option<Stri
     if request.gpu_model.is_empty() {
         return None;
     }
-    let place = place_of(
-        hosts,
-        &ResourceRequest {
-            gpu_model: String::new(),
-            ..request.clone()
-        },
-    )?;
+    let relaxed = ResourceRequest {
+        gpu_model: String::new(),
+        ..request.clone()
+    };
+    let allocation = try_place(hosts, &relaxed)?;
+    let models: BTreeSet<&str> = allocation
+        .nodes
+        .iter()
+        .filter_map(|held| {
+            let host = hosts.iter().find(|host| *host.node == held.node)?;
+            let gpu = held.gpus.first()?;
+            let found = host.inventory.gpus.iter().find(|one| one.uuid == *gpu)?;
+            Some(found.model.as_str())
+        })
+        .collect();
+    let models: Vec<&str> = models.into_iter().collect();
     Some(format!(
-        "{} of another model on {place}",
-        gpus_text(request.gpus_per_node)
+        "{} ({}) on {}",
+        gpus_text(request.gpus_per_node),
+        models.join(", "),
+        names_of(&allocation)
     ))
 }
 
