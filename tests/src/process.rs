@@ -17,7 +17,7 @@ use crate::sandbox::only_child;
 use crate::wait;
 
 /// Longest time a command may take before it is ended and the test fails.
-const COMMAND_LIMIT: Duration = Duration::from_secs(120);
+const COMMAND_LIMIT: Duration = Duration::from_mins(2);
 
 /// A command to be run.
 #[derive(Clone, Debug)]

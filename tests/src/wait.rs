@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 /// How long a condition may take on a loaded machine before it counts as never true.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_mins(1);
 
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(20);

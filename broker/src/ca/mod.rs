@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// How far a certificate's beginning lies before its signing: clocks of nodes
 /// and clients may be behind the broker's by this much.
-pub const BACKDATE: Duration = Duration::from_secs(5 * 60);
+pub const BACKDATE: Duration = Duration::from_mins(5);
 
 /// Seconds since the Unix epoch.
 fn unix_seconds(time: SystemTime) -> u64 {

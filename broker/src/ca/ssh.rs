@@ -16,10 +16,10 @@ use super::files::{private_directory, read_text_if_there, write_secret};
 use super::{BACKDATE, unix_seconds};
 
 /// Validity of a user's certificate: a working day, and no more to be revoked by waiting.
-pub const USER_VALIDITY: Duration = Duration::from_secs(12 * 3600);
+pub const USER_VALIDITY: Duration = Duration::from_hours(12);
 /// Validity of a session's or gateway's host certificate: longer than a session
 /// lives. A session's key dies with its process, so little is won by less.
-pub const HOST_VALIDITY: Duration = Duration::from_secs(365 * 24 * 3600);
+pub const HOST_VALIDITY: Duration = Duration::from_hours(365 * 24);
 /// Shortest RSA modulus, bits (NIST SP 800-131A).
 const MIN_RSA_BITS: u32 = 2048;
 /// Longest RSA modulus, bits, as in OpenSSH: longer ones only burn time.

@@ -25,14 +25,14 @@ use super::tls::Identity;
 use super::{BACKDATE, unix_seconds};
 
 /// Validity of the authority itself. Nodes hold its certificate, so it must outlive them.
-const AUTHORITY_VALIDITY: Duration = Duration::from_secs(20 * 365 * 24 * 3600);
+const AUTHORITY_VALIDITY: Duration = Duration::from_hours(20 * 365 * 24);
 /// Validity of a node's certificate; the agent renews it long before.
-pub const NODE_VALIDITY: Duration = Duration::from_secs(30 * 24 * 3600);
+pub const NODE_VALIDITY: Duration = Duration::from_hours(30 * 24);
 /// Validity of a gateway's certificate. It is renewed at every enrolment; this
 /// is how long a gateway can serve without its broker.
-pub const GATEWAY_VALIDITY: Duration = Duration::from_secs(30 * 24 * 3600);
+pub const GATEWAY_VALIDITY: Duration = Duration::from_hours(30 * 24);
 /// Validity of the broker's own certificate, renewed by the broker itself.
-pub const SERVER_VALIDITY: Duration = Duration::from_secs(7 * 24 * 3600);
+pub const SERVER_VALIDITY: Duration = Duration::from_hours(7 * 24);
 /// Longest certificate request that is looked at: one for RSA-4096 is under 2 KiB.
 const MAX_CSR: usize = 8 * 1024;
 

@@ -12,7 +12,7 @@ pub const HANDSHAKES: usize = 512;
 pub const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Time to log in at the jump host: a person may have to touch a security key.
-pub const LOGIN_TIMEOUT: Duration = Duration::from_secs(60);
+pub const LOGIN_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Streams asked of agents and not yet there, for all nodes together. Each
 /// waits for at most [`OPEN_TIMEOUT`].
@@ -68,7 +68,7 @@ pub const BROKER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Pause between enrolments: revocations and new certificate authorities are
 /// known this soon, when the broker has not restarted.
-pub const ENROL_EVERY: Duration = Duration::from_secs(3 * 60);
+pub const ENROL_EVERY: Duration = Duration::from_mins(3);
 
 /// First and longest pause between tries to enrol while the broker does not answer.
 pub const ENROL_RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(15));

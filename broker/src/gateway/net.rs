@@ -21,14 +21,14 @@ use super::limits;
 use super::options::Bound;
 
 /// A silent peer is asked for a sign of life after this time …
-const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
+const KEEPALIVE_IDLE: Duration = Duration::from_mins(1);
 /// … every so often …
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
 /// … and given up after this many without an answer.
 const KEEPALIVE_PROBES: u32 = 8;
 /// Unanswered bytes end a connection after this time: longer than a network's
 /// usual hiccup, so that plain SSH survives it.
-const UNANSWERED: Duration = Duration::from_secs(5 * 60);
+const UNANSWERED: Duration = Duration::from_mins(5);
 
 /// A listening stream socket, TCP or Unix.
 #[derive(Debug)]

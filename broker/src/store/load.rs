@@ -11,22 +11,22 @@ use super::{Store, StoreError};
 pub(super) fn load(store: &Store) -> Result<Vec<Change>, StoreError> {
     let mut changes = Vec::new();
     bodies(store, "cluster", |record| {
-        changes.push(Change::PutCluster(record))
+        changes.push(Change::PutCluster(record));
     })?;
     bodies(store, "users", |user| {
-        changes.push(Change::PutUser(Arc::new(user)))
+        changes.push(Change::PutUser(Arc::new(user)));
     })?;
     bodies(store, "tokens", |token| {
-        changes.push(Change::PutToken(Arc::new(token)))
+        changes.push(Change::PutToken(Arc::new(token)));
     })?;
     bodies(store, "node_tokens", |token| {
-        changes.push(Change::PutNodeToken(Arc::new(token)))
+        changes.push(Change::PutNodeToken(Arc::new(token)));
     })?;
     bodies(store, "nodes", |node| {
-        changes.push(Change::PutNode(Arc::new(node)))
+        changes.push(Change::PutNode(Arc::new(node)));
     })?;
     bodies(store, "sessions", |session| {
-        changes.push(Change::PutSession(Arc::new(session)))
+        changes.push(Change::PutSession(Arc::new(session)));
     })?;
     bodies(store, "jobs", |job| changes.push(Change::PutJob(Arc::new(job))))?;
     removals(store, &mut changes)?;

@@ -32,13 +32,13 @@ async fn impossible_requests_are_refused_with_the_reason() {
         ("node", |r| resources(r).nodes = 2),
         ("more than any host has", |r| resources(r).nodes = u32::MAX),
         ("more than any host has", |r| {
-            resources(r).gpus_per_node = u32::MAX
+            resources(r).gpus_per_node = u32::MAX;
         }),
         ("more than any host has", |r| {
-            resources(r).cpus_per_node = u32::MAX
+            resources(r).cpus_per_node = u32::MAX;
         }),
         ("more than any host has", |r| {
-            resources(r).memory_bytes_per_node = u64::MAX
+            resources(r).memory_bytes_per_node = u64::MAX;
         }),
         ("time limit", |r| spec(r).time_limit_s = u64::MAX),
         ("session name", |r| r.name = "No Name".into()),
@@ -49,7 +49,7 @@ async fn impossible_requests_are_refused_with_the_reason() {
             spec(r).env = vec![v1::EnvVar {
                 name: "A B".into(),
                 value: String::new(),
-            }]
+            }];
         }),
         ("variables", |r| {
             spec(r).env = vec![v1::EnvVar {

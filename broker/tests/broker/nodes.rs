@@ -147,7 +147,7 @@ async fn nobody_links_without_a_nodes_certificate() {
             observed.jobs.push(v1::ObservedJob {
                 phase: 77,
                 ..v1::ObservedJob::default()
-            })
+            });
         }),
         bad(|observed| observed.boot_id = "x".repeat(5 << 20)),
     ];

@@ -35,7 +35,7 @@ fn job(id: u64, phase: Phase) -> Change {
         owner: "alice".parse().expect("a name"),
         session: Some(SessionId(3)),
         request: request(),
-        time_limit: Duration::from_secs(60),
+        time_limit: Duration::from_mins(1),
         submitted: Timestamp(1_000),
         after: None,
         phase,

@@ -277,7 +277,7 @@ impl Node {
                 }
             }
             Action::Stop { key, grace_ms } => {
-                self.later(now, rng.below(grace_ms + 4_000), Later::Ends(key, Some(143)))
+                self.later(now, rng.below(grace_ms + 4_000), Later::Ends(key, Some(143)));
             }
             Action::Remove(key) => self.later(now, rng.below(1_500), Later::Removed(key)),
             Action::RemoveSession(session) => {
@@ -448,7 +448,7 @@ impl Node {
     }
 
     /// What it may hold at most.
-    pub fn capacity(&self) -> (u64, u64) {
+    pub fn capacity() -> (u64, u64) {
         (u64::from(CPUS), MEMORY)
     }
 }

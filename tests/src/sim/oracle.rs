@@ -34,7 +34,7 @@ fn held_twice(node: &Node) -> Vec<String> {
         cpus += u64::from(container.holding.cpus);
         memory += container.holding.memory_bytes;
     }
-    let (all_cpus, all_memory) = node.capacity();
+    let (all_cpus, all_memory) = Node::capacity();
     if cpus > all_cpus || memory > all_memory {
         wrongs.push(format!(
             "{} runs {cpus} of {all_cpus} CPUs and {memory} of {all_memory} bytes",

@@ -107,10 +107,10 @@ fn settings() -> Settings {
     Settings {
         default_image: "local/debian".into(),
         default_time: Duration::from_mins(20),
-        max_time: Duration::from_mins(60),
+        max_time: Duration::from_hours(1),
         lease: Duration::from_mins(5),
         lease_margin: Duration::from_secs(30),
-        contact_timeout: Duration::from_secs(60),
+        contact_timeout: Duration::from_mins(1),
         ..Settings::default()
     }
 }
@@ -637,13 +637,12 @@ impl World {
     fn count_transitions(&mut self) -> Result<(), String> {
         let Some(broker) = &self.broker else { return Ok(()) };
         for job in broker.state().jobs.values() {
-            if let Some(placed) = job.placed() {
-                if job.state() == JobState::Running
-                    && placed.ranks.len() > 1
-                    && self.seen_ready.insert(job.id)
-                {
-                    self.counts.add("gang ready");
-                }
+            if let Some(placed) = job.placed()
+                && job.state() == JobState::Running
+                && placed.ranks.len() > 1
+                && self.seen_ready.insert(job.id)
+            {
+                self.counts.add("gang ready");
             }
             let ending = job.last_placed().is_some_and(|placed| placed.ending.is_some());
             if ending

@@ -105,10 +105,10 @@ impl Broker {
             .session
             .and_then(|id| self.state.sessions.get(&id))
             .map(Arc::clone);
-        if let Some(session) = session.filter(|session| session.job == Some(job.id)) {
-            if session.removing || session.ephemeral {
-                self.forget_session(session.id);
-            }
+        if let Some(session) = session.filter(|session| session.job == Some(job.id))
+            && (session.removing || session.ephemeral)
+        {
+            self.forget_session(session.id);
         }
     }
 

@@ -129,7 +129,7 @@ impl Broker {
             .revoked
             .extend(Some(unused).filter(|serial| !serial.is_empty()));
         record.certificate = certificate;
-        record.former_certificate = old.to_owned();
+        old.clone_into(&mut record.former_certificate);
         self.put_node(record);
         Ok(Reply::Done)
     }

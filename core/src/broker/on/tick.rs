@@ -8,6 +8,7 @@ use crate::model::job::{Ending, JobState};
 use crate::model::time::Timestamp;
 
 impl Broker {
+    #[expect(clippy::unnecessary_wraps, reason = "as every input's handler")]
     pub(super) fn on_tick(&mut self, now: Timestamp) -> Result<Reply, Reject> {
         self.end_overdue(now);
         self.give_up_lost_nodes(now);

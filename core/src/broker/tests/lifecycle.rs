@@ -110,7 +110,7 @@ fn a_gang_is_ready_when_all_of_it_is() {
 fn the_deadline_ends_a_session_and_can_be_extended() {
     let mut world = World::new(&["n1"]);
     let mut spec = gpus(1);
-    spec.time_limit = Duration::from_mins(60);
+    spec.time_limit = Duration::from_hours(1);
     let (_, id) = world.open("alice", open("dev", spec));
     let dev: SessionRef = "dev".parse().expect("a name");
     let ready = world.seen(id, "n1", ObservedPhase::Ready);

@@ -128,7 +128,7 @@ impl World {
             let token = NodeToken {
                 hash,
                 node: None,
-                expires: now.after(Duration::from_secs(60)),
+                expires: now.after(Duration::from_mins(1)),
             };
             world.must(Input::CreateNodeToken(caller("root"), token));
             world.must(Input::JoinNode {

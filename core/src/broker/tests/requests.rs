@@ -85,7 +85,7 @@ fn another_users_session_is_not_theirs_to_touch() {
     for wanted in [SessionRef::Id(id), "dev.alice".parse().expect("a name")] {
         let stop = Input::StopSession(caller("bob"), wanted.clone(), None);
         assert_eq!(kind(world.handle(stop)), RejectKind::Denied);
-        let extend = Input::ExtendSession(caller("bob"), wanted.clone(), Duration::from_secs(60));
+        let extend = Input::ExtendSession(caller("bob"), wanted.clone(), Duration::from_mins(1));
         assert_eq!(kind(world.handle(extend)), RejectKind::Denied);
         assert_eq!(
             kind(world.handle(Input::RemoveSession(caller("bob"), wanted))),
