@@ -43,7 +43,7 @@ pub struct JoinOptions {
     pub token: String,
     /// Node name wanted.
     pub node: NodeName,
-    /// "sha256:<hex>" of the broker's CA certificate, from whoever made the token.
+    /// "sha256:" and hexadecimal digits of the broker's CA certificate, from whoever made the token.
     pub ca_fingerprint: String,
 }
 

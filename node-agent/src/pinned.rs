@@ -21,7 +21,7 @@ use tokio_rustls::TlsConnector;
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The CA certificate (PEM) of the broker at `uri` ("https://host:port"), whose
-/// fingerprint must be `fingerprint` ("sha256:<hex>").
+/// fingerprint must be `fingerprint` ("sha256:" and hexadecimal digits).
 pub async fn authority(uri: &str, fingerprint: &str) -> Result<String> {
     let parsed: tonic::transport::Uri = uri.parse().with_context(|| format!("{uri} is not an address"))?;
     let (Some("https"), Some(host), Some(port)) = (parsed.scheme_str(), parsed.host(), parsed.port_u16())

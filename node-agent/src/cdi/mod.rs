@@ -4,7 +4,7 @@
 //! `/etc/cdi` and `/var/run/cdi`, see <https://github.com/cncf-tags/container-device-interface>,
 //! `SPEC.md`) says what a device needs in a container: device nodes, mounts,
 //! environment, hooks. `nvidia-ctk cdi generate` writes one for a host's GPUs.
-//! Without one for `nvidia.com/gpu`, [`generate`] makes the edits from what the
+//! Without one for `nvidia.com/gpu`, `generate` makes the edits from what the
 //! host has. A GPU that neither describes is refused with the reason: a
 //! container without the driver's libraries has a CUDA that finds no GPU.
 //!
