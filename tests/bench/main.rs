@@ -2,6 +2,7 @@
 //! `{"name": "...", "value": n, "unit": "...", "budget": "..."}`; what it does meanwhile
 //! goes to standard error. `./dev bench NAME` builds the programs in release and runs one.
 
+mod chaos;
 mod latency;
 mod relay;
 mod report;
@@ -23,6 +24,8 @@ struct Args {
 enum What {
     /// From `carrel alloc` to a prompt, allocations a second, and SSH throughput.
     Session(session::Options),
+    /// Random kills under load: what was promised and lost.
+    Chaos(chaos::Options),
     /// Connects to a socket and passes it on, as OpenSSH's `ProxyUseFdpass` wants it.
     #[command(hide = true)]
     PassSocket {
@@ -40,6 +43,7 @@ enum What {
 fn main() -> anyhow::Result<()> {
     match Args::parse().what {
         What::Session(options) => session::run(&options),
+        What::Chaos(options) => chaos::run(&options),
         What::PassSocket { socket } => relay::pass_socket(&socket),
         What::Pipe { socket } => relay::pipe(&socket),
     }

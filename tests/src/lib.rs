@@ -4,6 +4,7 @@
 //! namespaces of its own, with users, a loopback and mounts that nobody else
 //! sees, and that end with it.
 
+pub mod chaos;
 pub mod cluster;
 pub mod image;
 pub mod process;

@@ -10,7 +10,7 @@ mod count;
 mod network;
 mod node;
 mod oracle;
-mod rng;
+pub mod rng;
 mod world;
 
 pub use count::Counts;
