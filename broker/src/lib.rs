@@ -15,6 +15,7 @@ pub mod config;
 pub mod context;
 pub mod control;
 pub mod gateway;
+pub mod handshakes;
 pub mod limits;
 pub mod listen;
 pub mod lock;

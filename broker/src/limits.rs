@@ -19,6 +19,9 @@ pub const MAX_CONNECTIONS: usize = 8192;
 /// Connections of one user on the Unix socket, or of one address on TLS, so
 /// that none keeps the others out.
 pub const MAX_CONNECTIONS_PER_PEER: usize = 1024;
+/// TLS handshakes under way: they take milliseconds, so that this many at once is a storm or an
+/// attack. Who comes then takes the place of the oldest of the address that has the most.
+pub const MAX_HANDSHAKES: usize = 1024;
 /// A TLS handshake takes a few round trips; who needs longer holds a place for nothing.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// A peer that vanished is noticed after two of these.

@@ -3,6 +3,7 @@
 //! goes to standard error. `./dev bench NAME` builds the programs in release and runs one.
 
 mod chaos;
+mod flood;
 mod latency;
 mod relay;
 mod report;
@@ -26,6 +27,9 @@ enum What {
     Session(session::Options),
     /// Random kills under load: what was promised and lost.
     Chaos(chaos::Options),
+    /// Connections of strangers, for tests of those who listen.
+    #[command(hide = true)]
+    Flood(flood::Options),
     /// Connects to a socket and passes it on, as OpenSSH's `ProxyUseFdpass` wants it.
     #[command(hide = true)]
     PassSocket {
@@ -44,6 +48,7 @@ fn main() -> anyhow::Result<()> {
     match Args::parse().what {
         What::Session(options) => session::run(&options),
         What::Chaos(options) => chaos::run(&options),
+        What::Flood(options) => flood::run(&options),
         What::PassSocket { socket } => relay::pass_socket(&socket),
         What::Pipe { socket } => relay::pipe(&socket),
     }

@@ -9,6 +9,7 @@ mod deadlines;
 mod faults;
 mod forward;
 mod gpus;
+mod hostile;
 mod images;
 mod open;
 mod sandbox;

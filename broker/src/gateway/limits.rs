@@ -4,7 +4,8 @@ use std::time::Duration;
 
 /// Connections that have not yet said who they are, on each of the three
 /// listeners. A handshake takes milliseconds, so that this many at once is a
-/// storm or an attack; each costs a file descriptor and a few KiB.
+/// storm or an attack; each costs a file descriptor and a few KiB. Who comes
+/// then takes the place of the oldest of the address that has the most.
 pub const HANDSHAKES: usize = 512;
 
 /// Time for a dialler's hello or a TLS handshake: generous for a slow network,

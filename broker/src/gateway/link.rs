@@ -5,7 +5,7 @@ use std::time::Duration;
 use carrel_proto::v1::gateway_link_server::{GatewayLink, GatewayLinkServer};
 use carrel_proto::v1::{AgentSays, agent_says};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::mpsc;
 use tokio_rustls::server::TlsStream;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
@@ -13,12 +13,11 @@ use tokio_util::task::TaskTracker;
 use tonic::{Request, Response, Status, Streaming};
 use tracing::{Instrument, debug, info, info_span};
 
-use std::sync::Arc;
-
 use super::links::{Ask, Links, Registration};
 use super::{limits, net};
 use crate::ca::tls::CurrentTls;
 use crate::ca::x509::{NodePeer, node_of};
+use crate::handshakes::Handshakes;
 
 /// TLS connections handed to HTTP/2 and not yet taken: it takes them at once.
 const ACCEPTED_QUEUE: usize = 32;
@@ -64,25 +63,23 @@ async fn accept(
     cancel: &CancellationToken,
     accepted: mpsc::Sender<std::io::Result<TlsStream<TcpStream>>>,
 ) {
-    let handshakes = Arc::new(Semaphore::new(limits::HANDSHAKES));
+    let handshakes = Handshakes::new(limits::HANDSHAKES);
     net::accept_all(
         "link",
         cancel,
         || net::accept_tcp(listener),
         |(stream, peer)| {
-            let Ok(permit) = Arc::clone(&handshakes).try_acquire_owned() else {
-                // TLS has no words for this; the agent tries again.
-                debug!(%peer, "too many handshakes at once: connection refused");
-                return;
-            };
+            let handshake = handshakes.enter(peer.ip());
             let (tls, accepted, cancel) = (tls.acceptor(), accepted.clone(), cancel.clone());
             tasks.spawn(async move {
                 // Cancelled handshakes drop the connection.
                 let stream = tokio::select! {
                     () = cancel.cancelled() => return,
+                    // TLS has no words for this; an agent tries again.
+                    () = handshake.cut() => return debug!(%peer, "too many handshakes at once: one is cut"),
                     stream = tokio::time::timeout(limits::HELLO_TIMEOUT, tls.accept(stream)) => stream,
                 };
-                drop(permit);
+                drop(handshake);
                 match stream {
                     // Nobody takes it when the server has ended.
                     Ok(Ok(stream)) => drop(accepted.send(Ok(stream)).await),

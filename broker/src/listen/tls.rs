@@ -12,11 +12,12 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::places::{Place, Places, Who};
+use super::places::{Places, Who};
 use super::{ACCEPTED, Connection, Peer};
 use crate::ca::tls::CurrentTls;
 use crate::ca::x509::node_of;
-use crate::limits::HANDSHAKE_TIMEOUT;
+use crate::handshakes::{Handshake, Handshakes};
+use crate::limits::{HANDSHAKE_TIMEOUT, MAX_HANDSHAKES};
 
 /// After an error that concerns this process (out of descriptors), before the next accept.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -60,7 +61,8 @@ impl TlsListener {
 
     async fn accept(&self, tls: CurrentTls, sender: mpsc::Sender<Accepted>) {
         let places = Places::default();
-        // As many as there are places; they end with this future.
+        let room = Handshakes::new(MAX_HANDSHAKES);
+        // As many as there is room for; they end with this future.
         let mut handshakes = JoinSet::new();
         loop {
             // Both arms only wait: cancelled, they have taken nothing.
@@ -81,10 +83,14 @@ impl TlsListener {
                     continue;
                 }
             };
-            let Some(place) = places.take(Who::Address(address.ip())) else {
-                continue;
-            };
-            handshakes.spawn(greet(tls.clone(), stream, address, place, sender.clone()));
+            let handshake = room.enter(address.ip());
+            handshakes.spawn(greet(
+                tls.clone(),
+                stream,
+                address,
+                (handshake, places.clone()),
+                sender.clone(),
+            ));
         }
     }
 }
@@ -93,13 +99,25 @@ async fn greet(
     tls: CurrentTls,
     stream: TcpStream,
     address: SocketAddr,
-    place: Place,
+    (handshake, places): (Handshake, Places),
     sender: mpsc::Sender<Accepted>,
 ) {
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "no TCP_NODELAY");
     }
-    let stream = match tokio::time::timeout(HANDSHAKE_TIMEOUT, tls.acceptor().accept(stream)).await {
+    // Both arms only wait: a handshake that is dropped closes its connection.
+    let greeted = tokio::select! {
+        () = handshake.cut() => {
+            tracing::debug!(%address, "too many handshakes at once: one is cut");
+            return;
+        }
+        greeted = tokio::time::timeout(HANDSHAKE_TIMEOUT, tls.acceptor().accept(stream)) => greeted,
+    };
+    drop(handshake);
+    let Some(place) = places.take(Who::Address(address.ip())) else {
+        return;
+    };
+    let stream = match greeted {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => {
             tracing::debug!(%address, %error, "TLS handshake failed");

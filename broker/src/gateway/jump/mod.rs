@@ -18,7 +18,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tracing::{Instrument, debug, info_span};
+use tracing::{Instrument, debug, info, info_span};
 
 use self::cut::Cut;
 use self::handler::Handler;
@@ -27,6 +27,7 @@ use super::enrolment::{Keys, Material};
 use super::links::Links;
 use super::quota::Quota;
 use super::{limits, net};
+use crate::handshakes::{Handshake, Handshakes};
 
 /// Receive window of a channel, bytes: 2 MiB carry 40 MB/s over 50 ms.
 const WINDOW: u32 = 2 * 1024 * 1024;
@@ -52,7 +53,7 @@ pub(super) struct Jump {
 impl Jump {
     /// Serves a listener until cancelled.
     pub async fn serve(self, listener: TcpListener) -> anyhow::Result<()> {
-        let handshakes = Arc::new(Semaphore::new(limits::HANDSHAKES));
+        let handshakes = Handshakes::new(limits::HANDSHAKES);
         let connections = Arc::new(Semaphore::new(limits::JUMP_CONNECTIONS));
         let configs = Configs::default();
         net::accept_all(
@@ -60,23 +61,18 @@ impl Jump {
             &self.cancel,
             || net::accept_tcp(&listener),
             |(stream, peer)| {
-                let places = (
-                    Arc::clone(&handshakes).try_acquire_owned(),
-                    Arc::clone(&connections).try_acquire_owned(),
-                );
-                let (Ok(handshake), Ok(connection)) = places else {
+                if connections.available_permits() == 0 {
                     self.tasks.spawn(busy(stream, peer));
                     return;
-                };
+                }
+                let handshake = handshakes.enter(peer.ip());
+                let connections = Arc::clone(&connections);
                 let Some(material) = self.material.borrow().clone() else {
                     return;
                 };
                 let config = configs.get(&self.keys.ssh, &material);
                 let jump = self.clone();
-                let task = async move {
-                    jump.connection(stream, peer, config, handshake).await;
-                    drop(connection);
-                };
+                let task = jump.connection(stream, peer, config, handshake, connections);
                 self.tasks.spawn(task.instrument(info_span!("jump", %peer)));
             },
         )
@@ -90,14 +86,20 @@ impl Jump {
         stream: TcpStream,
         peer: SocketAddr,
         config: Arc<Config>,
-        handshake: tokio::sync::OwnedSemaphorePermit,
+        handshake: Handshake,
+        connections: Arc<Semaphore>,
     ) {
         let cut = self.cancel.child_token();
         let logged_in = CancellationToken::new();
         let handler = Handler::new(self, peer.ip(), logged_in.clone(), cut.clone());
         let login_ends = tokio::time::Instant::now() + limits::LOGIN_TIMEOUT;
         let begun = run_stream(config, Cut::new(stream, cut.clone()), handler);
-        let mut session = match tokio::time::timeout_at(login_ends, begun).await {
+        // Dropped, it has not begun.
+        let begun = tokio::select! {
+            () = handshake.cut() => return debug!("too many handshakes at once: one is cut"),
+            begun = tokio::time::timeout_at(login_ends, begun) => begun,
+        };
+        let mut session = match begun {
             Ok(Ok(session)) => session,
             Ok(Err(error)) => return debug!(%error, "no SSH client"),
             Err(_) => return debug!("no SSH client: it said nothing in time"),
@@ -106,12 +108,21 @@ impl Jump {
         tokio::select! {
             ended = &mut session => return log_end(ended),
             () = logged_in.cancelled() => {}
+            () = handshake.cut() => {
+                debug!("too many handshakes at once: one is cut");
+                cut.cancel();
+            }
             () = tokio::time::sleep_until(login_ends) => {
                 debug!("not logged in in time");
                 cut.cancel();
             }
         }
         drop(handshake);
+        let Ok(_place) = connections.try_acquire_owned() else {
+            info!("too many connections: refused");
+            cut.cancel();
+            return log_end(session.await);
+        };
         log_end(session.await);
         // Channels' streams end with their connection.
         cut.cancel();
