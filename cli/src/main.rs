@@ -4,6 +4,7 @@
 #![allow(clippy::format_push_string, clippy::format_collect)]
 
 mod cli;
+mod clock;
 mod commands;
 mod config;
 mod connect;
@@ -27,6 +28,7 @@ mod units;
 mod up;
 mod view;
 mod wait;
+mod way;
 
 use std::process::ExitCode;
 

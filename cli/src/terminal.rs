@@ -7,7 +7,27 @@ use crate::error::CliError;
 /// Writes a line to stderr. A closed stderr ends nothing: there is nobody to tell.
 pub fn say(line: impl std::fmt::Display) {
     // Not eprintln!, which panics when the terminal has gone, and leaves GPUs behind.
-    drop(writeln!(std::io::stderr(), "{line}"));
+    if stderr_is_raw() {
+        let line = line.to_string().replace('\n', "\r\n");
+        drop(write!(std::io::stderr(), "{line}\r\n"));
+    } else {
+        drop(writeln!(std::io::stderr(), "{line}"));
+    }
+}
+
+/// Leaves the line on which the cursor may stand anywhere, in a terminal that a program draws on.
+pub fn leave_line() {
+    if stderr_is_raw() {
+        say("");
+    }
+}
+
+/// Whether stderr is a terminal on which line ends are not put right: ssh's, during a session.
+fn stderr_is_raw() -> bool {
+    use nix::sys::termios::{OutputFlags, tcgetattr};
+    stderr_is_terminal()
+        && tcgetattr(std::io::stderr())
+            .is_ok_and(|terminal| !terminal.output_flags.contains(OutputFlags::OPOST))
 }
 
 /// Shows an error and its hint.

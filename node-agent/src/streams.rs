@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow};
 use carrel_core::model::ids::{Generation, JobId, JobKey, NodeName};
 use carrel_proto::relay::relay;
 use carrel_proto::socket::{Socket, open_as_asked};
@@ -35,6 +35,11 @@ const MAX_REFUSALS: usize = 64;
 const DIAL_TIMEOUT: Duration = Duration::from_secs(10);
 /// HTTP/2 pings find a dead gateway, and keep a NAT's entry alive.
 const PING: Duration = Duration::from_secs(10);
+/// Time for the answer to one.
+const PING_ANSWER: Duration = Duration::from_secs(10);
+/// Longest wait before a gateway is dialled again. A gateway waits longer than this for a node
+/// before it refuses a client that comes back after its restart.
+const LINK_RETRY: Duration = Duration::from_secs(2);
 
 /// What is needed to dial the broker and its gateways with mutual TLS.
 #[derive(Clone, PartialEq, Eq)]
@@ -59,6 +64,7 @@ impl TlsMaterial {
             .context("the node's TLS certificate or key cannot be used")?
             .connect_timeout(DIAL_TIMEOUT)
             .http2_keep_alive_interval(PING)
+            .keep_alive_timeout(PING_ANSWER)
             .keep_alive_while_idle(true)
             .tcp_nodelay(true);
         Ok(dial.connect_lazy())
@@ -138,7 +144,7 @@ impl Streams {
 
 /// Keeps one link up until it is cancelled.
 async fn keep_link(shared: Arc<Shared>, gateway: v1::GatewayEndpoint, cancel: CancellationToken) {
-    let mut backoff = Backoff::default();
+    let mut backoff = Backoff::up_to(LINK_RETRY);
     loop {
         let connected = tokio::select! {
             // A link holds nothing that must be put right: dropping it closes it.
@@ -176,6 +182,22 @@ async fn run_link(shared: &Arc<Shared>, gateway: &v1::GatewayEndpoint, backoff: 
     Ok(())
 }
 
+/// Why an ask is refused.
+struct Refusal {
+    reason: String,
+    /// To ask again is of no use.
+    gone: bool,
+}
+
+impl From<anyhow::Error> for Refusal {
+    fn from(error: anyhow::Error) -> Self {
+        Self {
+            reason: format!("{error:#}"),
+            gone: false,
+        }
+    }
+}
+
 /// Serves one ask in a task of its own, or refuses it.
 fn accept(
     shared: &Arc<Shared>,
@@ -187,9 +209,14 @@ fn accept(
         job: JobId(ask.job),
         generation: Generation(ask.generation),
     };
-    let refuse = move |stream_id: Vec<u8>, reason: String| {
+    let refuse = move |stream_id: Vec<u8>, refusal: Refusal| {
+        let Refusal { reason, gone } = refusal;
         warn!(%reason, "a stream was refused");
-        let refused = v1::StreamRefused { stream_id, reason };
+        let refused = v1::StreamRefused {
+            stream_id,
+            reason,
+            gone,
+        };
         if says
             .try_send(v1::AgentSays {
                 what: Some(v1::agent_says::What::Refused(refused)),
@@ -201,10 +228,8 @@ fn accept(
     };
     let stream_id = ask.stream_id.to_vec();
     let Ok(slot) = Arc::clone(&shared.slots).try_acquire_owned() else {
-        refuse(
-            stream_id,
-            format!("node {} serves {MAX_STREAMS} streams already", shared.node),
-        );
+        let busy = anyhow!("node {} serves {MAX_STREAMS} streams already", shared.node);
+        refuse(stream_id, busy.into());
         return;
     };
     let endpoint = if ask.streams.is_empty() {
@@ -227,7 +252,7 @@ fn accept(
                     },
                 }
             }
-            Err(error) => refuse(stream_id, format!("{error:#}")),
+            Err(refusal) => refuse(stream_id, refusal),
         }
     };
     shared.streams.spawn(task.instrument(span));
@@ -238,7 +263,7 @@ async fn open(
     key: JobKey,
     endpoint: &str,
     ask: &v1::GatewayAsks,
-) -> Result<(Socket, Socket)> {
+) -> Result<(Socket, Socket), Refusal> {
     let stream_id: Id = ask
         .stream_id
         .as_ref()
@@ -252,7 +277,10 @@ async fn open(
     let endpoint: Endpoint = endpoint.parse().context("the gateway's stream endpoint")?;
     let path = (shared.run_dir)(key).join("ssh.sock");
     if !path.exists() {
-        bail!("job {} is not open on node {}", key.job, shared.node);
+        return Err(Refusal {
+            reason: format!("job {} is not open on node {}", key.job, shared.node),
+            gone: true,
+        });
     }
     let inside = tokio::time::timeout(DIAL_TIMEOUT, Socket::dial(&Endpoint::Unix(path)))
         .await

@@ -7,6 +7,7 @@ pub mod v1 {
     include!(concat!(env!("OUT_DIR"), "/carrel.v1.rs"));
 }
 
+pub mod claim;
 pub mod convert;
 #[cfg(feature = "relay")]
 pub mod relay;

@@ -4,14 +4,21 @@ use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
-use nix::sys::socket::{Shutdown, shutdown};
+use carrel_core::stream::StreamId;
+use nix::sys::socket::{Shutdown, setsockopt, shutdown, sockopt};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, Interest, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 
 use crate::stream::{
-    self, Endpoint, HEADER_LEN, HandshakeError, Id, NONCE_LEN, Nonce, Secret, frame_len, parse_accept,
+    self, Answer, Endpoint, HEADER_LEN, HandshakeError, Id, NONCE_LEN, Nonce, Secret, Ticket, frame_len,
+    parse_answer,
 };
+use crate::v1::StreamRefusal;
+
+/// Time for a TCP connection: three of its first packets may be lost.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// A connected stream socket, TCP or Unix.
 #[derive(Debug)]
@@ -31,9 +38,9 @@ pub enum OpenError {
     /// The gateway's answer is not one.
     #[error("the gateway at {0} does not speak the stream handshake")]
     Protocol(String, #[source] HandshakeError),
-    /// The gateway's reason, for people.
-    #[error("{0}")]
-    Refused(String),
+    /// The gateway's reason, for people, and what to do.
+    #[error("{1}")]
+    Refused(StreamRefusal, String),
 }
 
 impl Socket {
@@ -42,8 +49,11 @@ impl Socket {
         match endpoint {
             Endpoint::Unix(path) => Ok(Self::Unix(UnixStream::connect(path).await?)),
             Endpoint::Tcp(address) => {
-                let stream = TcpStream::connect(address.as_str()).await?;
+                let connect = TcpStream::connect(address.as_str());
+                let stream = tokio::time::timeout(CONNECT_TIMEOUT, connect).await??;
                 stream.set_nodelay(true)?;
+                // A peer that vanished ends the connection, in the system's own time.
+                setsockopt(&stream, sockopt::KeepAlive, &true)?;
                 Ok(Self::Tcp(stream))
             }
         }
@@ -164,29 +174,28 @@ async fn read_nonce(socket: &mut Socket) -> io::Result<Nonce> {
     Ok(nonce)
 }
 
-/// Opens a stream with a ticket, as a client: what follows is the session's bytes.
+/// Opens a transport for a stream with a ticket, as a client: what follows is the session's bytes.
+/// With it comes a ticket to go on with the stream after a cut, if the gateway hands out such.
 /// The caller bounds the time: a gateway answers once the node has, or refuses.
 pub async fn open_with_ticket(
     endpoint: &Endpoint,
-    ticket: &[u8],
-    secret: &[u8],
-) -> Result<Socket, OpenError> {
+    ticket: &Ticket,
+    id: StreamId,
+) -> Result<(Socket, Option<Ticket>), OpenError> {
     let cut = |error| OpenError::Connection(endpoint.to_string(), error);
     let strange = |error| OpenError::Protocol(endpoint.to_string(), error);
     let mut socket = Socket::dial(endpoint).await.map_err(cut)?;
     let nonce = read_nonce(&mut socket).await.map_err(cut)?;
     // A gateway that refuses before it has read the hello may close under the
     // write; its reason is still there to be read.
-    let sent = socket
-        .write_all(&stream::client_hello(ticket, secret, &nonce))
-        .await;
+    let sent = socket.write_all(&stream::client_hello(ticket, &nonce, id)).await;
     let answer = match (read_frame(&mut socket).await, sent) {
         (Ok(answer), _) => answer,
         (Err(_), Err(error)) | (Err(error), Ok(())) => return Err(cut(error)),
     };
-    match parse_accept(&answer).map_err(strange)? {
-        None => Ok(socket),
-        Some(reason) => Err(OpenError::Refused(reason)),
+    match parse_answer(&answer, &ticket.secret, &nonce).map_err(strange)? {
+        Answer::Accepted(resumption) => Ok((socket, resumption)),
+        Answer::Refused(refusal, reason) => Err(OpenError::Refused(refusal, reason)),
     }
 }
 

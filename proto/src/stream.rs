@@ -2,11 +2,12 @@
 //! gateway's stream endpoint shows what it may do there.
 //!
 //! The gateway sends a nonce on accept; the dialler answers with a
-//! [`StreamHello`] that carries `HMAC-SHA256(secret, nonce)`; the gateway
-//! answers a client (never an agent) with a [`StreamAccept`]. Raw bytes follow.
-//! A client's secret comes with its ticket from the broker and is
+//! [`StreamHello`] that carries `HMAC-SHA256(secret, nonce and stream)`; the
+//! gateway answers a client (never an agent) with a [`StreamAccept`]. Raw bytes
+//! follow. A client's secret comes with its ticket from the broker and is
 //! `HMAC-SHA256(stream key, ticket)`, so that a gateway recomputes it; an
-//! agent's is the one in the gateway's `GatewayAsks`.
+//! agent's is the one in the gateway's `GatewayAsks`. With its acceptance the
+//! gateway hands out a [`Ticket`] to go on with the same stream after a cut.
 //!
 //! Nothing here does I/O. Frames are a 4-byte big-endian length and a message
 //! of at most [`MAX_FRAME`] bytes. Whoever reads must read a frame's bytes and
@@ -16,11 +17,12 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use carrel_core::stream::StreamId;
 use hmac::{Hmac, KeyInit, Mac};
 use prost::Message;
 use sha2::Sha256;
 
-use crate::v1::{StreamAccept, StreamHello, StreamTicket, stream_hello};
+use crate::v1::{StreamAccept, StreamHello, StreamRefusal, StreamTicket, stream_hello};
 
 /// Length of the nonce that a gateway sends on accept.
 pub const NONCE_LEN: usize = 32;
@@ -58,25 +60,62 @@ pub enum HandshakeError {
     Length(&'static str),
 }
 
-fn mac(key: &[u8], data: &[u8]) -> Hmac<Sha256> {
+/// A client's permission for one stream.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Ticket {
+    /// A serialized [`StreamTicket`].
+    pub content: Vec<u8>,
+    /// Its secret, which never crosses the wire.
+    pub secret: Secret,
+}
+
+impl Ticket {
+    /// With the secret that a holder of the stream key computes.
+    pub fn new(stream_key: &Secret, content: &StreamTicket) -> Self {
+        let content = content.encode_to_vec();
+        let secret = ticket_secret(stream_key, &content);
+        Self { content, secret }
+    }
+}
+
+impl fmt::Debug for Ticket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ticket").finish_non_exhaustive()
+    }
+}
+
+/// HMAC-SHA256 over parts that stand one after the other.
+pub(crate) fn mac(key: &[u8], parts: &[&[u8]]) -> Hmac<Sha256> {
     let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("HMAC takes keys of any length (RFC 2104)");
-    mac.update(data);
+    for part in parts {
+        mac.update(part);
+    }
     mac
 }
 
 /// `HMAC-SHA256(stream key, ticket)`: the secret of a serialized [`StreamTicket`].
 pub fn ticket_secret(stream_key: &[u8], ticket: &[u8]) -> Secret {
-    mac(stream_key, ticket).finalize().into_bytes().into()
+    mac(stream_key, &[ticket]).finalize().into_bytes().into()
 }
 
-/// `HMAC-SHA256(secret, nonce)`: shows possession of the secret to whoever sent the nonce.
-pub fn proof(secret: &[u8], nonce: &Nonce) -> Secret {
-    mac(secret, nonce).finalize().into_bytes().into()
+/// `HMAC-SHA256(secret, nonce and stream)`: shows possession of the secret to whoever sent the
+/// nonce. `stream` is a client's [`StreamHello::stream`], empty for an agent.
+pub fn proof(secret: &[u8], nonce: &Nonce, stream: &[u8]) -> Secret {
+    mac(secret, &[nonce, stream]).finalize().into_bytes().into()
 }
 
-/// Whether `given` is [`proof`]`(secret, nonce)`; takes the same time whatever differs.
-pub fn verify_proof(secret: &[u8], nonce: &Nonce, given: &[u8]) -> bool {
-    mac(secret, nonce).verify_slice(given).is_ok()
+/// Whether `given` is [`proof`]`(secret, nonce, stream)`; takes the same time whatever differs.
+pub fn verify_proof(secret: &[u8], nonce: &Nonce, stream: &[u8], given: &[u8]) -> bool {
+    mac(secret, &[nonce, stream]).verify_slice(given).is_ok()
+}
+
+/// Masks, or unmasks, the secret of a resumption ticket on its way to who proved `secret`: both
+/// ends compute the mask, and each nonce's is used once.
+fn masked(secret: &[u8], nonce: &Nonce, resumption: &[u8], plain: &Secret) -> Secret {
+    let mask = mac(secret, &[b"carrel resumption", nonce, resumption]);
+    let mut out: Secret = mask.finalize().into_bytes().into();
+    out.iter_mut().zip(plain).for_each(|(out, plain)| *out ^= plain);
+    out
 }
 
 /// A message with its header, ready to be written.
@@ -98,12 +137,13 @@ pub fn frame_len(header: [u8; HEADER_LEN]) -> Result<usize, HandshakeError> {
     }
 }
 
-/// A client's hello, framed.
-pub fn client_hello(ticket: &[u8], secret: &[u8], nonce: &Nonce) -> Vec<u8> {
-    let who = stream_hello::Who::Ticket(ticket.to_vec());
+/// A client's hello, framed: for the stream that it is about to begin or to go on with.
+pub fn client_hello(ticket: &Ticket, nonce: &Nonce, stream: StreamId) -> Vec<u8> {
+    let who = stream_hello::Who::Ticket(ticket.content.clone());
     frame(&StreamHello {
         who: Some(who),
-        proof: proof(secret, nonce).to_vec(),
+        proof: proof(&ticket.secret, nonce, &stream.0).to_vec(),
+        stream: stream.0.to_vec(),
     })
 }
 
@@ -112,7 +152,8 @@ pub fn agent_hello(stream_id: &[u8], secret: &[u8], nonce: &Nonce) -> Vec<u8> {
     let who = stream_hello::Who::StreamId(stream_id.to_vec());
     frame(&StreamHello {
         who: Some(who),
-        proof: proof(secret, nonce).to_vec(),
+        proof: proof(secret, nonce, &[]).to_vec(),
+        stream: Vec::new(),
     })
 }
 
@@ -123,6 +164,8 @@ pub enum Caller {
     Client {
         /// The serialized ticket.
         ticket: Vec<u8>,
+        /// The stream, if a ticket to go on with it is wanted.
+        stream: Option<StreamId>,
     },
     /// An agent that was asked for a stream.
     Agent {
@@ -148,13 +191,25 @@ pub fn parse_hello(body: &[u8]) -> Result<Hello, HandshakeError> {
         .try_into()
         .map_err(|_| HandshakeError::Length("proof"))?;
     let caller = match hello.who {
-        Some(stream_hello::Who::Ticket(ticket)) => Caller::Client { ticket },
+        Some(stream_hello::Who::Ticket(ticket)) => Caller::Client {
+            ticket,
+            stream: stream_of(&hello.stream)?,
+        },
         Some(stream_hello::Who::StreamId(id)) => Caller::Agent {
             stream_id: id.try_into().map_err(|_| HandshakeError::Length("stream id"))?,
         },
         None => return Err(HandshakeError::Nobody),
     };
     Ok(Hello { caller, proof })
+}
+
+/// A stream's id in a message: 16 bytes, or none.
+pub fn stream_of(bytes: &[u8]) -> Result<Option<StreamId>, HandshakeError> {
+    if bytes.is_empty() {
+        return Ok(None);
+    }
+    let id = bytes.try_into().map_err(|_| HandshakeError::Length("stream"))?;
+    Ok(Some(StreamId(id)))
 }
 
 /// Reads a serialized ticket, and its id with the right length.
@@ -168,23 +223,54 @@ pub fn parse_ticket(ticket: &[u8]) -> Result<(Id, StreamTicket), HandshakeError>
     Ok((id, ticket))
 }
 
-/// The gateway's answer to a client, framed: an empty error accepts. A long
-/// error is cut so that the frame stays readable to the client.
-pub fn accept_frame(error: &str) -> Vec<u8> {
+/// A gateway's answer to a client.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// The stream stands; with a ticket to go on with it after a cut.
+    Accepted(Option<Ticket>),
+    /// Why not, for people, and what to do.
+    Refused(StreamRefusal, String),
+}
+
+/// The gateway's acceptance, framed. `shown` is the secret of the ticket that the client showed.
+pub fn accept_frame(resumption: Option<&Ticket>, shown: &[u8], nonce: &Nonce) -> Vec<u8> {
+    let mut accept = StreamAccept::default();
+    if let Some(ticket) = resumption {
+        accept.masked_secret = masked(shown, nonce, &ticket.content, &ticket.secret).to_vec();
+        accept.resumption.clone_from(&ticket.content);
+    }
+    frame(&accept)
+}
+
+/// The gateway's refusal, framed. A long reason is cut so that the frame stays readable to the client.
+pub fn refuse_frame(refusal: StreamRefusal, reason: &str) -> Vec<u8> {
     const LONGEST: usize = MAX_FRAME - 16;
-    let mut end = error.len().min(LONGEST);
-    while !error.is_char_boundary(end) {
+    let mut end = reason.len().min(LONGEST);
+    while !reason.is_char_boundary(end) {
         end -= 1;
     }
     frame(&StreamAccept {
-        error: error[..end].to_owned(),
+        error: reason[..end].to_owned(),
+        refusal: refusal.into(),
+        ..StreamAccept::default()
     })
 }
 
-/// Reads the message of an accept's frame: the gateway's error, or none.
-pub fn parse_accept(body: &[u8]) -> Result<Option<String>, HandshakeError> {
+/// Reads the message of an answer's frame. `shown` is the secret of the ticket that was shown.
+pub fn parse_answer(body: &[u8], shown: &[u8], nonce: &Nonce) -> Result<Answer, HandshakeError> {
     let accept = StreamAccept::decode(body).map_err(|_| HandshakeError::Malformed)?;
-    Ok((!accept.error.is_empty()).then_some(accept.error))
+    if !accept.error.is_empty() {
+        return Ok(Answer::Refused(accept.refusal(), accept.error));
+    }
+    if accept.resumption.is_empty() {
+        return Ok(Answer::Accepted(None));
+    }
+    let length = |_| HandshakeError::Length("secret");
+    let secret = Secret::try_from(accept.masked_secret).map_err(length)?;
+    Ok(Answer::Accepted(Some(Ticket {
+        secret: masked(shown, nonce, &accept.resumption, &secret),
+        content: accept.resumption,
+    })))
 }
 
 /// A stream endpoint, written `unix:/path` or `host:port`.
@@ -254,26 +340,37 @@ mod tests {
     #[test]
     fn a_proof_holds_for_its_secret_and_nonce_only() {
         let secret = ticket_secret(b"key", b"ticket");
-        let given = proof(&secret, &NONCE);
-        assert!(verify_proof(&secret, &NONCE, &given));
-        assert!(!verify_proof(&secret, &[8; NONCE_LEN], &given));
-        assert!(!verify_proof(&ticket_secret(b"kez", b"ticket"), &NONCE, &given));
-        assert!(!verify_proof(&secret, &NONCE, &given[..31]));
-        assert!(!verify_proof(&secret, &NONCE, &[]));
+        let given = proof(&secret, &NONCE, b"stream");
+        assert!(verify_proof(&secret, &NONCE, b"stream", &given));
+        assert!(!verify_proof(&secret, &[8; NONCE_LEN], b"stream", &given));
+        assert!(!verify_proof(&secret, &NONCE, b"other", &given));
+        assert!(!verify_proof(
+            &ticket_secret(b"kez", b"ticket"),
+            &NONCE,
+            b"stream",
+            &given
+        ));
+        assert!(!verify_proof(&secret, &NONCE, b"stream", &given[..31]));
+        assert!(!verify_proof(&secret, &NONCE, b"stream", &[]));
     }
 
     #[test]
     fn hellos_come_back_as_sent() {
         let secret = [1; SECRET_LEN];
-        let client = client_hello(b"a ticket", &secret, &NONCE);
+        let ticket = Ticket {
+            content: b"a ticket".to_vec(),
+            secret,
+        };
+        let client = client_hello(&ticket, &NONCE, StreamId([3; 16]));
         let hello = parse_hello(body(&client)).expect("a client's hello");
         assert_eq!(
             hello.caller,
             Caller::Client {
-                ticket: b"a ticket".to_vec()
+                ticket: b"a ticket".to_vec(),
+                stream: Some(StreamId([3; 16])),
             }
         );
-        assert!(verify_proof(&secret, &NONCE, &hello.proof));
+        assert!(verify_proof(&secret, &NONCE, &[3; 16], &hello.proof));
 
         let agent = agent_hello(&[9; ID_LEN], &secret, &NONCE);
         let hello = parse_hello(body(&agent)).expect("an agent's hello");
@@ -299,6 +396,7 @@ mod tests {
         let nobody = StreamHello {
             who: None,
             proof: vec![0; SECRET_LEN],
+            stream: Vec::new(),
         };
         assert_eq!(parse_hello(&nobody.encode_to_vec()), Err(HandshakeError::Nobody));
         let short = agent_hello(&[9; 3], &[1; SECRET_LEN], &NONCE);
@@ -316,7 +414,11 @@ mod tests {
     /// Every prefix and every flipped bit of a hello parses or errs; none panics.
     #[test]
     fn damaged_hellos_never_panic() {
-        let good = client_hello(&[3; 100], &[1; SECRET_LEN], &NONCE);
+        let ticket = Ticket {
+            content: vec![3; 100],
+            secret: [1; SECRET_LEN],
+        };
+        let good = client_hello(&ticket, &NONCE, StreamId([3; 16]));
         let good = body(&good);
         for end in 0..good.len() {
             parse_hello(&good[..end]).ok();
@@ -328,12 +430,43 @@ mod tests {
         }
     }
 
+    /// The next ticket's secret reaches who proved the last one's, and is on the wire for nobody else.
     #[test]
-    fn a_long_error_still_fits_its_frame() {
-        let long = accept_frame(&"ü".repeat(MAX_FRAME));
-        let error = parse_accept(body(&long)).expect("an accept").expect("an error");
-        assert!(error.len() > MAX_FRAME - 32);
-        assert_eq!(parse_accept(body(&accept_frame(""))), Ok(None));
+    fn a_resumption_ticket_is_for_who_showed_the_ticket_before() {
+        let shown = [1; SECRET_LEN];
+        let next = Ticket::new(
+            &[5; SECRET_LEN],
+            &StreamTicket {
+                id: vec![2; ID_LEN],
+                stream: vec![3; 16],
+                ..StreamTicket::default()
+            },
+        );
+        let wire = accept_frame(Some(&next), &shown, &NONCE);
+        assert!(!wire.windows(SECRET_LEN).any(|window| window == next.secret));
+        let answer = parse_answer(body(&wire), &shown, &NONCE);
+        assert_eq!(answer, Ok(Answer::Accepted(Some(next.clone()))));
+        for (secret, nonce) in [([2; SECRET_LEN], NONCE), (shown, [8; NONCE_LEN])] {
+            let Ok(Answer::Accepted(Some(got))) = parse_answer(body(&wire), &secret, &nonce) else {
+                panic!("it can be read");
+            };
+            assert_ne!(got.secret, next.secret);
+        }
+        let none = accept_frame(None, &shown, &NONCE);
+        assert_eq!(
+            parse_answer(body(&none), &shown, &NONCE),
+            Ok(Answer::Accepted(None))
+        );
+    }
+
+    #[test]
+    fn a_long_reason_still_fits_its_frame() {
+        let long = refuse_frame(StreamRefusal::Gone, &"ü".repeat(MAX_FRAME));
+        let answer = parse_answer(body(&long), &[], &NONCE).expect("an answer");
+        let Answer::Refused(StreamRefusal::Gone, reason) = answer else {
+            panic!("{answer:?}");
+        };
+        assert!(reason.len() > MAX_FRAME - 32);
     }
 
     #[test]

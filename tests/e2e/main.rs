@@ -12,6 +12,7 @@ mod gpus;
 mod hostile;
 mod images;
 mod open;
+mod resume;
 mod sandbox;
 mod shared;
 mod shell;

@@ -35,6 +35,8 @@ pub struct Options {
     pub profile: Profile,
     /// Flags added to the broker's.
     pub broker_flags: Vec<String>,
+    /// Flags added to the gateway's.
+    pub gateway_flags: Vec<String>,
     /// Flags added to every agent's.
     pub agent_flags: Vec<String>,
 }
@@ -47,6 +49,7 @@ impl Default for Options {
             images: vec![Image::Busybox],
             profile: Profile::Debug,
             broker_flags: Vec::new(),
+            gateway_flags: Vec::new(),
             agent_flags: Vec::new(),
         }
     }
@@ -89,7 +92,12 @@ impl Cluster {
             "carrel-broker",
             &broker_args(sandbox.root(), options),
         );
-        let gateway = daemon("gateway", &[], "carrel-broker", &gateway_args(sandbox.root()));
+        let gateway = daemon(
+            "gateway",
+            &[],
+            "carrel-broker",
+            &gateway_args(sandbox.root(), options),
+        );
         let mut cluster = Self {
             broker,
             gateway,
@@ -297,7 +305,7 @@ fn broker_args(root: &Path, options: &Options) -> Vec<OsString> {
     args
 }
 
-fn gateway_args(root: &Path) -> Vec<OsString> {
+fn gateway_args(root: &Path, options: &Options) -> Vec<OsString> {
     let broker = format!("unix:{}", root.join("broker/broker.sock").display());
     let mut args: Vec<OsString> = vec!["gateway".into(), "--state".into(), root.join("gateway").into()];
     args.extend(["--broker".into(), broker.into()]);
@@ -309,6 +317,7 @@ fn gateway_args(root: &Path) -> Vec<OsString> {
         "--listen-streams".into(),
         format!("127.0.0.1:{STREAM_PORT}").into(),
     ]);
+    args.extend(options.gateway_flags.iter().map(Into::into));
     args
 }
 

@@ -1,8 +1,7 @@
 //! Permission for one byte stream.
 
-use carrel_proto::stream::{Endpoint, Id, ticket_secret};
+use carrel_proto::stream::{Endpoint, Id, Ticket};
 use carrel_proto::v1::{OpenStreamRequest, OpenStreamResponse, StreamTicket};
-use prost::Message;
 use tonic::{Code, Status};
 
 use super::refuse::with_hint;
@@ -27,12 +26,11 @@ pub(super) async fn open_stream(
         ));
     }
     let id: Id = rand::random();
-    let ticket = StreamTicket {
+    let content = StreamTicket {
         id: id.to_vec(),
         ..content
-    }
-    .encode_to_vec();
-    let secret = ticket_secret(call.context.gateways.stream_key(), &ticket).to_vec();
+    };
+    let ticket = Ticket::new(call.context.gateways.stream_key(), &content);
     let base = convert::host_principal(state, &session);
     let host_principal = if request.rank == 0 {
         base
@@ -41,8 +39,8 @@ pub(super) async fn open_stream(
     };
     Ok(OpenStreamResponse {
         endpoints,
-        ticket,
-        secret,
+        ticket: ticket.content,
+        secret: ticket.secret.to_vec(),
         host_principal,
     })
 }

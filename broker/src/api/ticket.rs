@@ -58,5 +58,7 @@ pub fn ticket_for(
         user: user.to_string(),
         session: session.id.0,
         expires_ms: now.after(VALIDITY).millis(),
+        made_ms: now.millis(),
+        stream: Vec::new(),
     })
 }

@@ -37,6 +37,15 @@ pub const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 /// on every node of a large gang some hundreds.
 pub const STREAMS_PER_USER: usize = 1024;
 
+/// Streams to one node: as many as its agent relays, so that the refusal names the node.
+pub const STREAMS_PER_NODE: usize = 2000;
+
+/// How long a client can come back to its stream while the broker is away,
+/// counted from when it came last: a stream left alone overnight, and the
+/// outage of the next day. The ticket opens nothing but that stream, and only to
+/// who proves itself to carrel-init.
+pub const RESUMPTION_VALIDITY: Duration = Duration::from_hours(24);
+
 /// Streams of all users. The limit on open files may lower it.
 pub const STREAMS: usize = 8192;
 
@@ -57,8 +66,9 @@ pub const JUMP_CONNECTIONS: usize = 4096;
 /// Tries to log in on one jump-host connection: an SSH agent may hold many keys.
 pub const LOGIN_ATTEMPTS: usize = 20;
 
-/// Ids of used tickets that are remembered until the tickets expire: a hundred
-/// a second for half an hour, at about 100 bytes each.
+/// Ids of used tickets that are remembered until the tickets expire, at about
+/// 100 bytes each: of the broker's a hundred a second for half an hour, or of
+/// resumptions every stream's, every hour.
 pub const USED_TICKETS: usize = 200_000;
 
 /// Longest message on an agent's link; they are a few hundred bytes.

@@ -166,7 +166,7 @@ async fn hear(mut says: Streaming<AgentSays>, registration: Registration, asks: 
             Ok(Some(AgentSays {
                 what: Some(agent_says::What::Refused(refused)),
             })) => {
-                registration.refused(&refused.stream_id, &refused.reason);
+                registration.refused(&refused);
             }
             // A second hello, or something that a newer agent says: nothing to do.
             Ok(Some(AgentSays {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use carrel_core::model::ids::{JobKey, NodeName};
 use carrel_proto::socket::Socket;
 use carrel_proto::stream::{Endpoint, Id, Nonce, Secret, verify_proof};
-use carrel_proto::v1::GatewayAsks;
+use carrel_proto::v1::{GatewayAsks, StreamRefused};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
@@ -34,6 +34,8 @@ pub(super) enum OpenError {
     Lost(NodeName),
     #[error("node {0}: {1}")]
     Refused(NodeName, String),
+    #[error("node {0}: {1}")]
+    Gone(NodeName, String),
     #[error("the gateway waits for {0} streams of nodes already, the most that it may: try again")]
     Busy(usize),
 }
@@ -259,7 +261,7 @@ impl Links {
         let pending = {
             let mut state = self.lock();
             match state.pending.get(id) {
-                Some(pending) if verify_proof(&pending.secret, nonce, proof) => state.pending.remove(id),
+                Some(pending) if verify_proof(&pending.secret, nonce, &[], proof) => state.pending.remove(id),
                 Some(_) | None => None,
             }
         };
@@ -278,8 +280,10 @@ fn revoked() -> Status {
 
 impl Registration {
     /// The agent refuses a stream. Only its own.
-    pub fn refused(&self, id: &[u8], reason: &str) {
-        let Ok(id) = Id::try_from(id) else { return };
+    pub fn refused(&self, refused: &StreamRefused) {
+        let Ok(id) = Id::try_from(&refused.stream_id[..]) else {
+            return;
+        };
         let pending = {
             let mut state = self.links.lock();
             match state.pending.get(&id) {
@@ -288,9 +292,15 @@ impl Registration {
             }
         };
         if let Some(pending) = pending {
-            let reason = reason.chars().filter(|c| !c.is_control()).take(500).collect();
+            let reason = refused.reason.chars().filter(|c| !c.is_control());
+            let reason = reason.take(500).collect();
+            let error = if refused.gone {
+                OpenError::Gone(pending.node, reason)
+            } else {
+                OpenError::Refused(pending.node, reason)
+            };
             // Who waited may have left a moment ago.
-            drop(pending.answer.send(Err(OpenError::Refused(pending.node, reason))));
+            drop(pending.answer.send(Err(error)));
         }
     }
 }
@@ -362,8 +372,8 @@ mod tests {
                 assert_eq!((ask.job, ask.generation, ask.streams.as_str()), (3, 4, "head:1"));
                 let id = Id::try_from(&ask.stream_id[..]).expect("an id");
                 // A stranger who has seen the id, but not the secret.
-                links.connected(&id, &NONCE, &proof(b"guess", &NONCE), socket());
-                links.connected(&id, &NONCE, &proof(&ask.secret, &NONCE), socket());
+                links.connected(&id, &NONCE, &proof(b"guess", &NONCE, &[]), socket());
+                links.connected(&id, &NONCE, &proof(&ask.secret, &NONCE, &[]), socket());
             })
         };
         links.open(&node(), JOB).await.expect("a stream");
@@ -385,11 +395,17 @@ mod tests {
             .expect("registered");
         let agent = tokio::spawn(async move {
             let ask = asked.recv().await.expect("a request").expect("no end");
-            other.refused(&ask.stream_id, "mine!");
-            registration.refused(&ask.stream_id, "job 3 is\n not here");
+            let refusal = |reason: &str| StreamRefused {
+                stream_id: ask.stream_id.to_vec(),
+                reason: reason.into(),
+                gone: true,
+            };
+            other.refused(&refusal("mine!"));
+            registration.refused(&refusal("job 3 is\n not here"));
             registration
         });
         let error = links.open(&node(), JOB).await.expect_err("refused");
+        assert_eq!(error, OpenError::Gone(node(), "job 3 is not here".into()));
         assert_eq!(error.to_string(), "node n1: job 3 is not here");
         agent.await.expect("an agent");
     }
@@ -426,7 +442,7 @@ mod tests {
                 let (second, mut asked) = register(&links, "a1");
                 let ask = asked.recv().await.expect("a request").expect("no end");
                 let id = Id::try_from(&ask.stream_id[..]).expect("an id");
-                links.connected(&id, &NONCE, &proof(&ask.secret, &NONCE), socket());
+                links.connected(&id, &NONCE, &proof(&ask.secret, &NONCE, &[]), socket());
                 second
             })
         };

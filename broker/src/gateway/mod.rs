@@ -20,6 +20,7 @@ mod streams;
 mod tickets;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use carrel_core::model::ids::NodeName;
@@ -50,6 +51,7 @@ pub struct Gateway {
     keys: Arc<Keys>,
     enrolment: Enrolment,
     handle: Handle,
+    resumption_validity: Duration,
 }
 
 /// What others may know of a running gateway. Cheap to clone.
@@ -123,6 +125,7 @@ impl Gateway {
             keys,
             enrolment,
             handle,
+            resumption_validity: options.resumption_validity.unwrap_or(limits::RESUMPTION_VALIDITY),
         })
     }
 
@@ -140,6 +143,7 @@ impl Gateway {
             keys,
             enrolment,
             handle,
+            resumption_validity,
         } = self;
         info!(ssh = %handle.endpoints.ssh, link = %handle.endpoints.link, streams = %handle.endpoints.streams,
               "the gateway listens");
@@ -174,7 +178,8 @@ impl Gateway {
             let stream_service = Streams {
                 material: handle.material.clone(),
                 links: handle.links.clone(),
-                tickets: tickets::Tickets::default(),
+                tickets: tickets::Tickets::new(),
+                resumption_validity,
                 quota: handle.quota.clone(),
                 handshakes: Arc::new(Semaphore::new(limits::HANDSHAKES)),
                 tasks: tasks.clone(),

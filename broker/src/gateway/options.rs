@@ -56,6 +56,10 @@ pub struct Options {
     /// Seconds to wait for the link of a node that is not connected.
     #[arg(long, hide = true, value_name = "SECONDS", value_parser = seconds, default_value = "5")]
     pub link_wait: Duration,
+
+    /// Seconds for which a client can come back to its stream while the broker is away. Default: a day.
+    #[arg(long, hide = true, value_name = "SECONDS", value_parser = validity)]
+    pub resumption_validity: Option<Duration>,
 }
 
 fn seconds(text: &str) -> Result<Duration> {
@@ -64,6 +68,10 @@ fn seconds(text: &str) -> Result<Duration> {
         bail!("at most {}", limits::OPEN_TIMEOUT.as_secs());
     }
     Ok(Duration::try_from_secs_f64(seconds)?)
+}
+
+fn validity(text: &str) -> Result<Duration> {
+    Ok(Duration::try_from_secs_f64(text.parse()?)?)
 }
 
 /// Where the gateway is to be dialled, as it tells the broker.

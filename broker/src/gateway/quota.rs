@@ -1,7 +1,9 @@
-//! How many streams a user, and all users, may hold.
+//! How many streams a user, a node, and all of them, may have.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use carrel_core::model::ids::NodeName;
 
 use super::limits;
 
@@ -16,6 +18,7 @@ pub(super) struct Quota {
 struct Held {
     total: usize,
     users: BTreeMap<Arc<str>, usize>,
+    nodes: BTreeMap<NodeName, usize>,
 }
 
 /// Why a stream was not granted.
@@ -23,6 +26,10 @@ struct Held {
 pub(super) enum QuotaError {
     #[error("you have {0} streams open through this gateway, the most that one user may have: close some")]
     User(usize),
+    #[error(
+        "node {0} has {1} streams open through this gateway, the most that one may have: try again later"
+    )]
+    Node(NodeName, usize),
     #[error("the gateway carries {0} streams, the most that it can: try again later")]
     Total(usize),
 }
@@ -31,6 +38,7 @@ pub(super) enum QuotaError {
 #[derive(Debug)]
 pub(super) struct Place {
     user: Arc<str>,
+    node: NodeName,
     held: Arc<Mutex<Held>>,
 }
 
@@ -53,21 +61,27 @@ impl Quota {
         lock(&self.held).total
     }
 
-    /// A place for one more stream of a user.
-    pub fn take(&self, user: &str) -> Result<Place, QuotaError> {
+    /// A place for one more stream of a user to a node.
+    pub fn take(&self, user: &str, node: &NodeName) -> Result<Place, QuotaError> {
         let mut held = lock(&self.held);
         if held.total >= self.most {
             return Err(QuotaError::Total(self.most));
         }
-        let user: Arc<str> = user.into();
-        let count = held.users.entry(Arc::clone(&user)).or_default();
-        if *count >= limits::STREAMS_PER_USER {
+        let of_user = held.users.get(user).copied().unwrap_or_default();
+        if of_user >= limits::STREAMS_PER_USER {
             return Err(QuotaError::User(limits::STREAMS_PER_USER));
         }
-        *count += 1;
+        let to_node = held.nodes.get(node).copied().unwrap_or_default();
+        if to_node >= limits::STREAMS_PER_NODE {
+            return Err(QuotaError::Node(node.clone(), limits::STREAMS_PER_NODE));
+        }
+        let user: Arc<str> = user.into();
+        held.users.insert(Arc::clone(&user), of_user + 1);
+        held.nodes.insert(node.clone(), to_node + 1);
         held.total += 1;
         Ok(Place {
             user,
+            node: node.clone(),
             held: Arc::clone(&self.held),
         })
     }
@@ -77,11 +91,16 @@ impl Drop for Place {
     fn drop(&mut self) {
         let mut held = lock(&self.held);
         held.total -= 1;
-        if let Some(count) = held.users.get_mut(&self.user) {
-            *count -= 1;
-            if *count == 0 {
-                held.users.remove(&self.user);
-            }
+        give_back(&mut held.users, &self.user);
+        give_back(&mut held.nodes, &self.node);
+    }
+}
+
+fn give_back<K: Ord>(counts: &mut BTreeMap<K, usize>, key: &K) {
+    if let Some(count) = counts.get_mut(key) {
+        *count -= 1;
+        if *count == 0 {
+            counts.remove(key);
         }
     }
 }
@@ -90,23 +109,44 @@ impl Drop for Place {
 mod tests {
     use super::*;
 
+    fn node(name: &str) -> NodeName {
+        name.parse().expect("a name")
+    }
+
     #[test]
     fn one_user_cannot_take_all_and_all_cannot_take_more_than_there_is() {
         let quota = Quota::new(limits::STREAMS_PER_USER + 1);
+        let n1 = node("n1");
         let mut places: Vec<_> = (0..limits::STREAMS_PER_USER)
-            .map(|_| quota.take("alice").expect("a place"))
+            .map(|_| quota.take("alice", &n1).expect("a place"))
             .collect();
         assert_eq!(
-            quota.take("alice").err(),
+            quota.take("alice", &n1).err(),
             Some(QuotaError::User(limits::STREAMS_PER_USER))
         );
-        places.push(quota.take("bob").expect("a place"));
+        places.push(quota.take("bob", &n1).expect("a place"));
         assert_eq!(
-            quota.take("bob").err(),
+            quota.take("bob", &n1).err(),
             Some(QuotaError::Total(limits::STREAMS_PER_USER + 1))
         );
         places.clear();
         assert_eq!(quota.held(), 0);
-        quota.take("alice").expect("a place");
+        quota.take("alice", &n1).expect("a place");
+    }
+
+    #[test]
+    fn one_node_cannot_take_all() {
+        let quota = Quota::new(usize::MAX);
+        let (n1, n2) = (node("n1"), node("n2"));
+        let mut places: Vec<_> = (0..limits::STREAMS_PER_NODE)
+            .map(|number| quota.take(&format!("user-{}", number % 3), &n1).expect("a place"))
+            .collect();
+        assert_eq!(
+            quota.take("bob", &n1).err(),
+            Some(QuotaError::Node(n1.clone(), limits::STREAMS_PER_NODE))
+        );
+        quota.take("bob", &n2).expect("a place");
+        places.pop();
+        quota.take("bob", &n1).expect("a place");
     }
 }

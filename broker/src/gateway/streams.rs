@@ -2,11 +2,17 @@
 //! asked for, and the gateway joins the two.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use carrel_core::model::time::Timestamp;
+use carrel_core::stream::StreamId;
+use carrel_core::stream::claim::{CLAIM_BYTES, Claim};
 use carrel_proto::relay::relay;
 use carrel_proto::socket::{Socket, read_frame};
-use carrel_proto::stream::{Caller, Hello, NONCE_LEN, Nonce, accept_frame, parse_hello};
+use carrel_proto::stream::{
+    Caller, Hello, NONCE_LEN, Nonce, Secret, accept_frame, parse_hello, refuse_frame, ticket_secret,
+};
+use carrel_proto::v1::StreamRefusal;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio_util::sync::CancellationToken;
@@ -15,10 +21,10 @@ use tracing::{Instrument, debug, info, info_span};
 
 use super::enrolment::Material;
 use super::limits;
-use super::links::Links;
+use super::links::{Links, OpenError};
 use super::net::{self, Listener};
 use super::quota::Quota;
-use super::tickets::{Grant, Tickets};
+use super::tickets::{Grant, Reservation, Shown, TicketError, Tickets};
 
 /// What every stream connection needs. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -26,6 +32,8 @@ pub(super) struct Streams {
     pub material: watch::Receiver<Option<Arc<Material>>>,
     pub links: Links,
     pub tickets: Tickets,
+    /// Of tickets to go on with a stream.
+    pub resumption_validity: Duration,
     pub quota: Quota,
     pub handshakes: Arc<Semaphore>,
     pub tasks: TaskTracker,
@@ -36,15 +44,42 @@ pub(super) struct Streams {
 #[derive(Debug, thiserror::Error)]
 enum Refused {
     #[error(transparent)]
-    Ticket(#[from] super::tickets::TicketError),
+    Ticket(#[from] TicketError),
     #[error(transparent)]
     Quota(#[from] super::quota::QuotaError),
     #[error(transparent)]
-    Open(#[from] super::links::OpenError),
+    Open(#[from] OpenError),
     #[error("the gateway has too many connections that have not said who they are: try again")]
     Handshakes,
     #[error("the gateway has not reached its broker yet: try again")]
     NotReady,
+}
+
+impl Refused {
+    /// What the client is to do.
+    fn refusal(&self) -> StreamRefusal {
+        match self {
+            Self::Ticket(TicketError::Busy) | Self::Quota(_) | Self::Handshakes | Self::NotReady => {
+                StreamRefusal::Unspecified
+            }
+            Self::Ticket(
+                TicketError::NotOurs
+                | TicketError::Expired
+                | TicketError::Used
+                | TicketError::BeforeStart
+                | TicketError::OtherStream,
+            ) => StreamRefusal::Ticket,
+            Self::Open(OpenError::Gone(..)) => StreamRefusal::Gone,
+            Self::Open(
+                OpenError::NotConnected(_)
+                | OpenError::Stuck(_)
+                | OpenError::TimedOut(..)
+                | OpenError::Lost(_)
+                | OpenError::Refused(..)
+                | OpenError::Busy(_),
+            ) => StreamRefusal::Unspecified,
+        }
+    }
 }
 
 impl Streams {
@@ -84,39 +119,48 @@ impl Streams {
         drop(permit);
         match hello.caller {
             Caller::Agent { stream_id } => self.links.connected(&stream_id, &nonce, &hello.proof, socket),
-            Caller::Client { ticket } => self.client(socket, &ticket, &hello.proof, &nonce).await,
+            Caller::Client { ticket, stream } => {
+                let shown = Shown {
+                    ticket: &ticket,
+                    stream,
+                    proof: &hello.proof,
+                    nonce: &nonce,
+                };
+                self.client(socket, &shown).await;
+            }
         }
     }
 
-    async fn client(&self, mut socket: Socket, ticket: &[u8], proof: &[u8; 32], nonce: &Nonce) {
-        let taken = self.take(ticket, proof, nonce);
-        let (grant, reservation) = match taken {
+    async fn client(&self, mut socket: Socket, shown: &Shown<'_>) {
+        let (key, grant, reservation) = match self.take(shown) {
             Ok(taken) => taken,
             Err(refused) => {
                 debug!(reason = %refused, "a ticket was refused");
-                return answer(&mut socket, &refused.to_string()).await;
+                return answer(&mut socket, &refused).await;
             }
         };
         let span = info_span!("stream", node = %grant.node, job = %grant.job, user = %grant.user);
         async {
             let opened = async {
-                let place = self.quota.take(&grant.user)?;
+                let place = self.quota.take(&grant.user, &grant.node)?;
                 Ok::<_, Refused>((place, self.links.open(&grant.node, grant.job).await?))
             };
-            let (_place, node) = match opened.await {
+            let (_place, mut node) = match opened.await {
                 Ok(opened) => opened,
                 Err(refused) => {
                     info!(reason = %refused, "no stream");
                     // Before the answer, so that a client that tries again at once may.
                     drop(reservation);
-                    return answer(&mut socket, &refused.to_string()).await;
+                    return answer(&mut socket, &refused).await;
                 }
             };
-            reservation.keep();
-            if let Err(error) = socket.write_all(&accept_frame("")).await {
-                return debug!(%error, "the client left while its stream was opened");
+            match self
+                .begin(&mut socket, &mut node, shown, &key, &grant, reservation)
+                .await
+            {
+                Ok(()) => debug!(resumed = grant.resumes.is_some(), "stream opened"),
+                Err(error) => return debug!(%error, "the client left while its stream was opened"),
             }
-            debug!("stream opened");
             match relay(&socket, &node).await {
                 Ok(relayed) => debug!(sent = relayed.forth, received = relayed.back, "stream ended"),
                 Err(error) => debug!(%error, "stream cut"),
@@ -126,17 +170,49 @@ impl Streams {
         .await;
     }
 
-    fn take(
-        &self,
-        ticket: &[u8],
-        proof: &[u8; 32],
-        nonce: &Nonce,
-    ) -> Result<(Grant, super::tickets::Reservation), Refused> {
+    fn take(&self, shown: &Shown<'_>) -> Result<(Secret, Grant, Reservation), Refused> {
         let material = self.material.borrow().clone().ok_or(Refused::NotReady)?;
-        Ok(self
-            .tickets
-            .take(&material.stream_key, ticket, proof, nonce, now())?)
+        let (grant, reservation) = self.tickets.take(&material.stream_key, shown, now())?;
+        Ok((material.stream_key, grant, reservation))
     }
+
+    /// Accepts a client, with a ticket to come back with, and uses its ticket up.
+    async fn begin(
+        &self,
+        socket: &mut Socket,
+        node: &mut Socket,
+        shown: &Shown<'_>,
+        key: &Secret,
+        grant: &Grant,
+        reservation: Reservation,
+    ) -> anyhow::Result<()> {
+        let next = shown
+            .stream
+            .map(|stream| grant.resumption(key, stream, now(), self.resumption_validity));
+        let secret = ticket_secret(key, shown.ticket);
+        let accept = accept_frame(next.as_ref(), &secret, shown.nonce);
+        let Some(stream) = grant.resumes else {
+            reservation.keep();
+            socket.write_all(&accept).await?;
+            return Ok(());
+        };
+        // A ticket for one stream must not lead to another. That the claim came shows that the
+        // client has the next ticket; if it was cut off before that, it comes back with this one.
+        socket.write_all(&accept).await?;
+        let claim = tokio::time::timeout(limits::HELLO_TIMEOUT, hear_claim(socket, stream)).await??;
+        reservation.keep();
+        node.write_all(&claim).await?;
+        Ok(())
+    }
+}
+
+/// Reads a claim, and no more; it must be on this stream.
+async fn hear_claim(socket: &mut Socket, stream: StreamId) -> anyhow::Result<[u8; CLAIM_BYTES]> {
+    let mut bytes = [0; CLAIM_BYTES];
+    socket.read_exact(&mut bytes).await?;
+    let claim = Claim::decode(&bytes)?;
+    anyhow::ensure!(claim.id == stream, "the claim is on another stream");
+    Ok(bytes)
 }
 
 /// The wall clock, which tickets' times are by.
@@ -156,15 +232,16 @@ async fn refuse(socket: &mut Socket, nonce: &[u8; NONCE_LEN], refused: &Refused)
     debug!(reason = %refused, "connection refused");
     let told = tokio::time::timeout(limits::REFUSAL_LINGER, socket.write_all(nonce)).await;
     if matches!(told, Ok(Ok(()))) {
-        answer(socket, &refused.to_string()).await;
+        answer(socket, refused).await;
     }
 }
 
 /// Tells a client why not, and waits a little for it to hear it: closing a
 /// socket with unread bytes would destroy the answer under way.
-async fn answer(socket: &mut Socket, reason: &str) {
+async fn answer(socket: &mut Socket, refused: &Refused) {
+    let frame = refuse_frame(refused.refusal(), &refused.to_string());
     let told = async {
-        socket.write_all(&accept_frame(reason)).await?;
+        socket.write_all(&frame).await?;
         socket.finish()?;
         let mut rest = [0; 1024];
         while socket.read(&mut rest).await? > 0 {}

@@ -117,6 +117,7 @@ impl Agent {
                         let refused = StreamRefused {
                             stream_id: ask.stream_id.to_vec(),
                             reason: reason.into(),
+                            gone: true,
                         };
                         let refused = agent_says::What::Refused(refused);
                         says.send(AgentSays { what: Some(refused) }).await.expect("room");

@@ -5,14 +5,17 @@ mod agent;
 mod jump;
 mod world;
 
+use carrel_core::stream::StreamId;
+use carrel_core::stream::claim::Claim;
 use carrel_proto::relay::relay;
 use carrel_proto::socket::{OpenError, Socket, open_with_ticket};
-use carrel_proto::stream::Endpoint;
+use carrel_proto::stream::{Endpoint, Ticket};
+use carrel_proto::v1::StreamRefusal;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
 
 use crate::agent::{Agent, Behind, Node};
-use crate::world::{Running, World, eventually, port_of};
+use crate::world::{Running, World, eventually, port_of, show};
 
 /// A gateway with node n1 behind it.
 async fn with_node(behind: Behind) -> (World, Running, Node, Agent) {
@@ -26,7 +29,7 @@ async fn with_node(behind: Behind) -> (World, Running, Node, Agent) {
 
 fn reason<T: std::fmt::Debug>(refused: Result<T, OpenError>) -> String {
     match refused {
-        Err(OpenError::Refused(reason)) => reason,
+        Err(OpenError::Refused(_, reason)) => reason,
         other => panic!("not refused, but {other:?}"),
     }
 }
@@ -44,23 +47,17 @@ async fn echoes(mut stream: Socket) {
 async fn a_ticket_opens_one_stream() {
     let (world, gateway, _node, _agent) = with_node(Behind::Echo).await;
     for endpoint in [gateway.unix(), gateway.tcp()] {
-        let (ticket, secret) = world.ticket("n1", 60_000);
-        echoes(
-            open_with_ticket(&endpoint, &ticket, &secret)
-                .await
-                .expect("a stream"),
-        )
-        .await;
-        let again = reason(open_with_ticket(&endpoint, &ticket, &secret).await);
+        let ticket = world.ticket("n1", 60_000);
+        echoes(show(&endpoint, &ticket).await.expect("a stream")).await;
+        let again = reason(show(&endpoint, &ticket).await);
         assert!(again.contains("was used already"), "{again}");
 
-        let (expired, secret) = world.ticket("n1", -1);
-        let refused = reason(open_with_ticket(&endpoint, &expired, &secret).await);
+        let refused = reason(show(&endpoint, &world.ticket("n1", -1)).await);
         assert!(refused.contains("has expired"), "{refused}");
 
-        let (mut forged, secret) = world.ticket("n1", 60_000);
-        forged[5] ^= 1;
-        let refused = reason(open_with_ticket(&endpoint, &forged, &secret).await);
+        let mut forged = world.ticket("n1", 60_000);
+        forged.content[5] ^= 1;
+        let refused = reason(show(&endpoint, &forged).await);
         assert!(refused.contains("is not valid"), "{refused}");
     }
     eventually("streams are given back", || gateway.handle.streams() == 0).await;
@@ -74,8 +71,8 @@ async fn a_missing_node_is_named_and_costs_no_ticket() {
     let mut world = World::new();
     world.start_broker();
     let gateway = world.start_gateway().await;
-    let (ticket, secret) = world.ticket("n1", 60_000);
-    let refused = reason(open_with_ticket(&gateway.unix(), &ticket, &secret).await);
+    let ticket = world.ticket("n1", 60_000);
+    let refused = reason(show(&gateway.unix(), &ticket).await);
     assert!(
         refused.starts_with("node n1 is not connected to the gateway"),
         "{refused}"
@@ -83,21 +80,86 @@ async fn a_missing_node_is_named_and_costs_no_ticket() {
 
     let node = Node::new(&world, "n1");
     let _agent = Agent::start(&world, &gateway, &node, Behind::Echo).await;
-    echoes(
-        open_with_ticket(&gateway.unix(), &ticket, &secret)
-            .await
-            .expect("a stream"),
-    )
-    .await;
+    echoes(show(&gateway.unix(), &ticket).await.expect("a stream")).await;
     gateway.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agents_refusal_reaches_the_client() {
     let (world, gateway, _node, _agent) = with_node(Behind::Refusal("job 17 has ended")).await;
+    let refused = world.open(&gateway.tcp(), "n1").await;
+    assert!(
+        matches!(&refused, Err(OpenError::Refused(StreamRefusal::Gone, reason)) if reason == "node n1: job 17 has ended"),
+        "{refused:?}"
+    );
+    gateway.stop().await;
+}
+
+/// Opens a stream with the broker's ticket; the gateway's ticket to come back with.
+async fn begun(world: &World, gateway: &Running, id: StreamId) -> Ticket {
+    let opened = open_with_ticket(&gateway.tcp(), &world.ticket("n1", 60_000), id).await;
+    opened.expect("a stream").1.expect("a ticket")
+}
+
+/// Shows a ticket to go on with a stream, claims it, and wants the claim back from the echo behind
+/// the gateway. The next ticket.
+async fn resumes(gateway: &Running, ticket: &Ticket, id: StreamId) -> Ticket {
+    let opened = open_with_ticket(&gateway.tcp(), ticket, id).await;
+    let (mut stream, next) = opened.expect("a stream");
+    let claim = Claim { id, nonce: [1; 32] }.encode();
+    stream.write_all(&claim).await.expect("room");
+    let mut answer = [0; carrel_core::stream::claim::CLAIM_BYTES];
+    stream.read_exact(&mut answer).await.expect("an echo");
+    assert_eq!(answer, claim);
+    next.expect("a ticket")
+}
+
+/// Whoever began a stream comes back to it, also through the next gateway while there is no broker;
+/// the ticket for that is good once, for that stream, and for nothing but a claim.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_resumption_ticket_leads_back_to_its_stream_only() {
+    let (mut world, gateway, node, agent) = with_node(Behind::Echo).await;
+    let (id, other) = (StreamId([1; 16]), StreamId([2; 16]));
+    let first = begun(&world, &gateway, id).await;
+    let kind = |refused| match refused {
+        Err(OpenError::Refused(kind, _)) => kind,
+        other => panic!("not refused, but {other:?}"),
+    };
+
+    let refused = open_with_ticket(&gateway.tcp(), &first, other).await;
+    assert_eq!(kind(refused), StreamRefusal::Ticket);
+    // What is not a claim on that stream ends the connection, and has not used the ticket up.
+    for wrong in [
+        Claim {
+            id: other,
+            nonce: [1; 32],
+        }
+        .encode(),
+        [b'S'; 56],
+    ] {
+        let opened = open_with_ticket(&gateway.tcp(), &first, id).await;
+        let mut stream = opened.expect("a stream").0;
+        stream.write_all(&wrong).await.expect("room");
+        let mut byte = [0];
+        assert!(matches!(stream.read(&mut byte).await, Ok(0) | Err(_)));
+    }
+    let second = resumes(&gateway, &first, id).await;
     assert_eq!(
-        reason(world.open(&gateway.tcp(), "n1").await),
-        "node n1: job 17 has ended"
+        kind(open_with_ticket(&gateway.tcp(), &first, id).await),
+        StreamRefusal::Ticket
+    );
+
+    world.stop_broker().await;
+    let late = world.ticket("n1", 60_000);
+    gateway.stop().await;
+    eventually("the agent sees the end of its link", || agent.has_ended()).await;
+    let gateway = world.start_gateway().await;
+    let _agent = Agent::start(&world, &gateway, &node, Behind::Echo).await;
+    resumes(&gateway, &second, id).await;
+    // One of the broker's that the gateway before may have seen.
+    assert_eq!(
+        kind(open_with_ticket(&gateway.tcp(), &late, other).await),
+        StreamRefusal::Ticket
     );
     gateway.stop().await;
 }

@@ -9,14 +9,14 @@ use std::time::{Duration, SystemTime};
 use carrel_broker::ca::ssh::{HOST_VALIDITY, SshAuthorities, parse_public_key};
 use carrel_broker::ca::x509::Authority;
 use carrel_broker::gateway::{Gateway, Handle, Options};
+use carrel_core::stream::StreamId;
 use carrel_proto::socket::{OpenError, Socket, open_with_ticket};
-use carrel_proto::stream::{Endpoint, Secret, ticket_secret};
+use carrel_proto::stream::{Endpoint, Secret, Ticket};
 use carrel_proto::v1::gateway_control_server::{GatewayControl, GatewayControlServer};
 use carrel_proto::v1::{
     AuthenticateKeyRequest, AuthenticateKeyResponse, EnrollRequest, EnrollResponse, ResolveTargetRequest,
     ResolveTargetResponse, StreamTicket,
 };
-use prost::Message;
 use tokio::net::UnixListener;
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::UnixListenerStream;
@@ -162,6 +162,7 @@ impl World {
             advertise_link: None,
             advertise_streams: None,
             link_wait: Duration::from_millis(300),
+            resumption_validity: None,
         }
     }
 
@@ -177,22 +178,25 @@ impl World {
     }
 
     /// A ticket for a node, good for so many milliseconds from now.
-    pub fn ticket(&self, node: &str, valid_ms: i64) -> (Vec<u8>, Secret) {
-        let ticket = StreamTicket {
+    pub fn ticket(&self, node: &str, valid_ms: i64) -> Ticket {
+        let content = StreamTicket {
             id: rand::random::<[u8; 16]>().to_vec(),
             expires_ms: now_ms() + valid_ms,
             ..ticket_content(node, "alice")
         };
-        let ticket = ticket.encode_to_vec();
-        let secret = ticket_secret(&self.stream_key, &ticket);
-        (ticket, secret)
+        Ticket::new(&self.stream_key, &content)
     }
 
     /// Opens a stream with a new ticket.
     pub async fn open(&self, endpoint: &Endpoint, node: &str) -> Result<Socket, OpenError> {
-        let (ticket, secret) = self.ticket(node, 60_000);
-        open_with_ticket(endpoint, &ticket, &secret).await
+        show(endpoint, &self.ticket(node, 60_000)).await
     }
+}
+
+/// Opens some stream with a ticket.
+pub async fn show(endpoint: &Endpoint, ticket: &Ticket) -> Result<Socket, OpenError> {
+    let id = StreamId(rand::random());
+    Ok(open_with_ticket(endpoint, ticket, id).await?.0)
 }
 
 fn now_ms() -> i64 {
@@ -211,6 +215,8 @@ fn ticket_content(node: &str, user: &str) -> StreamTicket {
         user: user.into(),
         session: 5,
         expires_ms: 0,
+        made_ms: now_ms(),
+        stream: Vec::new(),
     }
 }
 

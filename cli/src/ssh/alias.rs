@@ -179,7 +179,7 @@ mod tests {
           StrictHostKeyChecking yes
           UpdateHostKeys no
           PreferredAuthentications publickey
-          ServerAliveInterval 15
+          ServerAliveInterval 0
           ProxyCommand '/opt/carrel bin/carrel' --broker unix:/run/carrel/broker.sock proxy dev
         "#);
     }

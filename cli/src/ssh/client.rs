@@ -43,7 +43,8 @@ impl Route {
             ("StrictHostKeyChecking", "yes".into()),
             ("UpdateHostKeys", "no".into()),
             ("PreferredAuthentications", "publickey".into()),
-            ("ServerAliveInterval", "15".into()),
+            // The proxy finds out whether the way is there, and comes back; ssh is to wait for it.
+            ("ServerAliveInterval", "0".into()),
             ("ProxyCommand", self.proxy_command()?),
         ])
     }

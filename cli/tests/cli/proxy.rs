@@ -3,7 +3,7 @@
 use std::io::{Read as _, Write as _};
 use std::process::Stdio;
 
-use carrel_core::stream::{Endpoint, Limits, PREFACE_BYTES, Preface, Read};
+use carrel_core::stream::{Endpoint, KEY_BYTES, Limits, PREFACE_BYTES, Preface, Read};
 use carrel_proto::{stream, v1};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{UnixListener, UnixStream};
@@ -42,21 +42,22 @@ async fn greet(mut socket: UnixStream, error: &str) -> UnixStream {
         .await
         .expect("a hello");
     let hello = stream::parse_hello(&hello).expect("a hello");
-    assert_eq!(
-        hello.caller,
-        stream::Caller::Client {
-            ticket: TICKET.to_vec()
-        }
-    );
-    assert!(stream::verify_proof(
-        &stream::ticket_secret(&KEY, TICKET),
-        &nonce,
-        &hello.proof
-    ));
-    socket
-        .write_all(&stream::accept_frame(error))
-        .await
-        .expect("a client");
+    let stream::Caller::Client {
+        ticket,
+        stream: Some(id),
+    } = hello.caller
+    else {
+        panic!("{hello:?}");
+    };
+    assert_eq!(ticket, TICKET);
+    let secret = stream::ticket_secret(&KEY, TICKET);
+    assert!(stream::verify_proof(&secret, &nonce, &id.0, &hello.proof));
+    let answer = if error.is_empty() {
+        stream::accept_frame(None, &secret, &nonce)
+    } else {
+        stream::refuse_frame(v1::StreamRefusal::Unspecified, error)
+    };
+    socket.write_all(&answer).await.expect("a client");
     socket
 }
 
@@ -66,6 +67,7 @@ async fn echo(mut socket: UnixStream) {
     socket.read_exact(&mut preface).await.expect("a preface");
     let mut end = Endpoint::new(
         Preface::decode(&preface).expect("a preface").id,
+        [2; KEY_BYTES],
         Limits::default(),
     );
     end.attach();

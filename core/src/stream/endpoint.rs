@@ -4,8 +4,8 @@ use bytes::{Buf, Bytes, BytesMut};
 
 use super::error::StreamError;
 use super::frame::{
-    CloseReason, HEADER_BYTES, Header, INITIAL_CREDIT, MAX_CLOSE_TEXT, MAX_DATA, PREFACE_BYTES, Preface,
-    StreamId,
+    CloseReason, HEADER_BYTES, Header, INITIAL_CREDIT, KEY_BYTES, MAX_CLOSE_TEXT, MAX_DATA, PREFACE_BYTES,
+    Preface, StreamId,
 };
 use super::queue::ByteQueue;
 
@@ -108,12 +108,13 @@ enum Input {
 #[derive(Debug)]
 pub struct Endpoint {
     id: StreamId,
+    key: [u8; KEY_BYTES],
     limits: Limits,
     link: Link,
     /// There was a transport.
     attached: bool,
-    /// The peer's preface was seen once.
-    met: bool,
+    /// The peer's public key, once its preface was seen.
+    met: Option<[u8; KEY_BYTES]>,
     input: Input,
     buffer: BytesMut,
 
@@ -138,23 +139,25 @@ pub struct Endpoint {
     end_consumed: bool,
     end_ack_sent: bool,
 
+    heartbeat_due: bool,
     closing: Option<(CloseReason, Bytes)>,
     closed: Option<StreamError>,
 }
 
 impl Endpoint {
-    /// A stream without a transport.
-    pub fn new(id: StreamId, limits: Limits) -> Self {
+    /// A stream without a transport. The public key `key` is told to the peer.
+    pub fn new(id: StreamId, key: [u8; KEY_BYTES], limits: Limits) -> Self {
         let limits = Limits {
             replay: limits.replay.max(INITIAL_CREDIT),
             window: limits.window.max(INITIAL_CREDIT),
         };
         Self {
             id,
+            key,
             limits,
             link: Link::Detached,
             attached: false,
-            met: false,
+            met: None,
             input: Input::Head,
             buffer: BytesMut::new(),
             replay: ByteQueue::default(),
@@ -173,6 +176,7 @@ impl Endpoint {
             peer_finished: false,
             end_consumed: false,
             end_ack_sent: false,
+            heartbeat_due: false,
             closing: None,
             closed: None,
         }
@@ -181,6 +185,21 @@ impl Endpoint {
     /// The stream's id.
     pub fn id(&self) -> StreamId {
         self.id
+    }
+
+    /// The peer's public key; none before it was heard, and as long as it was not, there is nothing
+    /// to come back to.
+    pub fn peer_key(&self) -> Option<[u8; KEY_BYTES]> {
+        self.met
+    }
+
+    /// Begins anew as another stream, with what was written. Only a peer that was never heard can
+    /// be left so.
+    pub fn begin_anew(&mut self, id: StreamId) {
+        debug_assert!(self.met.is_none(), "the peer was heard");
+        self.id = id;
+        self.link = Link::Detached;
+        self.attached = false;
     }
 
     /// What to write to a peer whose preface cannot be served, before hanging up.
@@ -192,6 +211,7 @@ impl Endpoint {
             refused: true,
             window: INITIAL_CREDIT,
             consumed: 0,
+            key: [0; KEY_BYTES],
         };
         let text = cut(text);
         let mut out = preface.encode().to_vec();
@@ -216,6 +236,7 @@ impl Endpoint {
         self.end_sent = self.end_acked;
         self.input = Input::Head;
         self.buffer.clear();
+        self.heartbeat_due = false;
         self.link = Link::Attached {
             greeted: false,
             heard: false,
@@ -261,6 +282,11 @@ impl Endpoint {
         self.closing = Some((reason, cut(text)));
     }
 
+    /// The peer is due a sign of life, by the next piece that is transmitted.
+    pub fn beat(&mut self) {
+        self.heartbeat_due = true;
+    }
+
     /// The next piece to write to the transport, whole, before the one after it.
     pub fn poll_transmit(&mut self) -> Option<Transmit> {
         let Link::Attached { greeted, heard, wait } = &mut self.link else {
@@ -285,6 +311,9 @@ impl Endpoint {
         }
         if silent {
             return None;
+        }
+        if std::mem::take(&mut self.heartbeat_due) {
+            return Some(Transmit::frame(Header::Heartbeat, Bytes::new()));
         }
         let room = (self.acked + self.peer_window).saturating_sub(self.sent);
         let data_due = self.sent < self.written && room > 0;
@@ -327,11 +356,12 @@ impl Endpoint {
     fn preface(&self) -> Preface {
         Preface {
             id: self.id,
-            resume: self.met,
+            resume: self.met.is_some(),
             end_consumed: self.end_consumed,
             refused: false,
             window: self.limits.window,
             consumed: self.consumed,
+            key: self.key,
         }
     }
 
@@ -432,7 +462,7 @@ impl Endpoint {
                 self.sent = wanted;
             }
             self.peer_window = u64::from(preface.window);
-            self.met = true;
+            self.met.get_or_insert(preface.key);
         }
         if let Link::Attached { heard, .. } = &mut self.link {
             *heard = true;
@@ -475,6 +505,7 @@ impl Endpoint {
                     length: length as usize,
                 };
             }
+            Header::Heartbeat => {}
         }
         Ok(())
     }
@@ -500,6 +531,11 @@ impl Endpoint {
             return Read::End;
         }
         Read::Pending
+    }
+
+    /// The peer has ended its direction, and all of it has arrived.
+    pub fn has_peer_finished(&self) -> bool {
+        self.peer_finished
     }
 
     /// All that was written was transmitted, with the end if there is one.

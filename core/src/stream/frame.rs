@@ -1,6 +1,6 @@
 //! What goes over a transport: one preface each way, then frames.
 //!
-//! Preface, 40 bytes, big-endian:
+//! Preface, 72 bytes, big-endian:
 //!
 //! | bytes | what |
 //! |---|---|
@@ -10,12 +10,13 @@
 //! | 4 | receive window: how many bytes the peer may send beyond what was consumed |
 //! | 16 | stream id, random, drawn by the dialler |
 //! | 8 | bytes consumed so far: the peer goes on from there |
+//! | 32 | public key, by which both sides agree on what the dialler needs to [claim](super::claim) the stream |
 //!
 //! Frame: 16 bytes of header, then `length` bytes of body:
 //!
 //! | bytes | what |
 //! |---|---|
-//! | 1 | kind: 1 data, 2 acknowledgement, 3 end, 4 close |
+//! | 1 | kind: 1 data, 2 acknowledgement, 3 end, 4 close, 5 heartbeat |
 //! | 1 | flags: of an acknowledgement, 1: the end was consumed too; of a close, the reason |
 //! | 2 | zero |
 //! | 4 | length of the body |
@@ -27,7 +28,10 @@ use thiserror::Error;
 pub const MAGIC: [u8; 8] = *b"CARRELS1";
 
 /// Length of a preface.
-pub const PREFACE_BYTES: usize = 40;
+pub const PREFACE_BYTES: usize = 72;
+
+/// Length of a [`Preface`]'s public key.
+pub const KEY_BYTES: usize = 32;
 
 /// Largest body of a data frame: enough that headers and system calls cost nothing.
 pub const MAX_DATA: usize = 128 * 1024;
@@ -48,7 +52,7 @@ const FLAG_REFUSED: u16 = 4;
 const FLAG_END_CONSUMED: u8 = 1;
 
 /// Names one stream across its transports. Random, so that nobody else's stream is met by chance;
-/// not a secret: what flows above is SSH.
+/// not a secret: who comes back to a stream proves more than to know its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StreamId(pub [u8; 16]);
 
@@ -129,6 +133,8 @@ pub struct Preface {
     pub window: u32,
     /// Bytes consumed so far.
     pub consumed: u64,
+    /// The sender's public key (X25519, RFC 7748) of this stream; nothing in here computes with it.
+    pub key: [u8; KEY_BYTES],
 }
 
 impl Preface {
@@ -151,6 +157,7 @@ impl Preface {
         out[12..16].copy_from_slice(&self.window.to_be_bytes());
         out[16..32].copy_from_slice(&self.id.0);
         out[32..40].copy_from_slice(&self.consumed.to_be_bytes());
+        out[40..].copy_from_slice(&self.key);
         out
     }
 
@@ -175,6 +182,7 @@ impl Preface {
             refused: flags & FLAG_REFUSED != 0,
             window,
             consumed: u64::from_be_bytes(field(bytes, 32)),
+            key: field(bytes, 40),
         })
     }
 }
@@ -208,6 +216,8 @@ pub(super) enum Header {
         /// Of the text.
         length: u32,
     },
+    /// A sign of life, and nothing else.
+    Heartbeat,
 }
 
 impl Header {
@@ -217,6 +227,7 @@ impl Header {
             Self::Ack { offset, end } => (2, if end { FLAG_END_CONSUMED } else { 0 }, 0, offset),
             Self::End { offset } => (3, 0, 0, offset),
             Self::Close { reason, length } => (4, reason.code(), length, 0),
+            Self::Heartbeat => (5, 0, 0, 0),
         };
         let mut out = [0; HEADER_BYTES];
         out[0] = kind;
@@ -235,7 +246,7 @@ impl Header {
         match kind {
             1 if length == 0 || length as usize > MAX_DATA => Err(bad_length),
             1 => Ok(Self::Data { offset, length }),
-            2 | 3 if length != 0 => Err(bad_length),
+            2 | 3 | 5 if length != 0 => Err(bad_length),
             2 => Ok(Self::Ack {
                 offset,
                 end: flags & FLAG_END_CONSUMED != 0,
@@ -246,13 +257,14 @@ impl Header {
                 reason: CloseReason::from_code(flags),
                 length,
             }),
+            5 => Ok(Self::Heartbeat),
             other => Err(FrameError::Kind(other)),
         }
     }
 }
 
 /// `N` bytes at a place that is known to lie inside.
-fn field<const N: usize, const M: usize>(bytes: &[u8; M], at: usize) -> [u8; N] {
+pub(super) fn field<const N: usize, const M: usize>(bytes: &[u8; M], at: usize) -> [u8; N] {
     let mut out = [0; N];
     out.copy_from_slice(&bytes[at..at + N]);
     out

@@ -11,10 +11,10 @@
 //!
 //! ```
 //! use bytes::Bytes;
-//! use carrel_core::stream::{Endpoint, Limits, Preface, Read, StreamId, PREFACE_BYTES};
+//! use carrel_core::stream::{Endpoint, KEY_BYTES, Limits, Preface, Read, StreamId, PREFACE_BYTES};
 //!
 //! // The dialler (`carrel proxy`) draws an id and attaches to a fresh connection.
-//! let mut near = Endpoint::new(StreamId([7; 16]), Limits::default());
+//! let mut near = Endpoint::new(StreamId([7; 16]), [1; KEY_BYTES], Limits::default());
 //! near.attach();
 //!
 //! // Sending: hand over what was read from above (at most `writable()` bytes; 0: stop reading),
@@ -27,11 +27,11 @@
 //!     wire.extend_from_slice(&transmit.body);
 //! }
 //!
-//! // The acceptor reads PREFACE_BYTES first, to know which stream it is; `resume` and an id that
-//! // it does not know is answered by `Endpoint::refuse`.
+//! // The acceptor reads PREFACE_BYTES first, to know which stream it is; one that it does not
+//! // serve is answered by `Endpoint::refuse`.
 //! let (preface, rest) = wire.split_first_chunk::<PREFACE_BYTES>().expect("all was written");
 //! let asked = Preface::decode(preface).expect("a preface");
-//! let mut far = Endpoint::new(asked.id, Limits::default());
+//! let mut far = Endpoint::new(asked.id, [2; KEY_BYTES], Limits::default());
 //! far.attach();
 //! far.handle_bytes(preface).expect("well-formed");
 //!
@@ -50,13 +50,15 @@
 //! [`Endpoint::receive_buffer`]; always allowed, the window bounds what is held); the transport is
 //! writable and a [`Transmit`] is pending; from above, if [`Endpoint::writable`] is not 0, with
 //! [`Endpoint::finish`] at its end; to above, with what [`Endpoint::read`] gave. It ends when
-//! [`Endpoint::is_finished`], on an error of the endpoint, or, in a program that does not resume,
-//! when the transport ends. A program that resumes calls [`Endpoint::detach`] then, dials again
-//! and calls [`Endpoint::attach`].
+//! [`Endpoint::is_finished`], or on an error of the endpoint. When the transport ends, or a
+//! [`Pulse`] finds it dead, the program calls [`Endpoint::detach`]; the dialler dials again and
+//! [claims](claim) the stream; both call [`Endpoint::attach`] then.
 
+pub mod claim;
 mod endpoint;
 mod error;
 mod frame;
+mod pulse;
 mod queue;
 #[cfg(test)]
 mod tests;
@@ -64,6 +66,7 @@ mod tests;
 pub use endpoint::{Endpoint, Limits, Read, Transmit};
 pub use error::StreamError;
 pub use frame::{
-    CloseReason, FrameError, INITIAL_CREDIT, MAGIC, MAX_CLOSE_TEXT, MAX_DATA, PREFACE_BYTES, Preface,
-    StreamId,
+    CloseReason, FrameError, INITIAL_CREDIT, KEY_BYTES, MAGIC, MAX_CLOSE_TEXT, MAX_DATA, PREFACE_BYTES,
+    Preface, StreamId,
 };
+pub use pulse::{Beat, HEARTBEAT_MS, Pulse, SILENCE_MS};

@@ -25,7 +25,10 @@ struct Pair {
 impl Pair {
     fn new(limits: Limits) -> Self {
         Self {
-            ends: [Endpoint::new(ID, limits), Endpoint::new(ID, limits)],
+            ends: [
+                Endpoint::new(ID, [1; KEY_BYTES], limits),
+                Endpoint::new(ID, [2; KEY_BYTES], limits),
+            ],
             wires: [Vec::new(), Vec::new()],
             written: [Vec::new(), Vec::new()],
             read: [Vec::new(), Vec::new()],
@@ -212,6 +215,40 @@ fn a_refusal_is_read_at_any_point_of_the_stream() {
 }
 
 #[test]
+fn a_heartbeat_is_one_frame_and_changes_nothing() {
+    let mut pair = Pair::new(SMALL);
+    pair.attach();
+    pair.settle();
+    pair.ends[0].beat();
+    pair.transmit(0);
+    assert_eq!(pair.wires[0], Header::Heartbeat.encode());
+    pair.write(0, b"abc");
+    pair.settle();
+    pair.check_complete();
+    // While it waits for where to go on from, a side keeps still.
+    pair.attach();
+    pair.ends[0].beat();
+    pair.transmit(0);
+    assert_eq!(pair.wires[0].len(), PREFACE_BYTES);
+}
+
+#[test]
+fn who_never_heard_its_peer_begins_anew_with_all_that_was_written() {
+    let mut pair = Pair::new(SMALL);
+    pair.attach();
+    pair.write(0, b"abc");
+    pair.transmit(0);
+    assert_eq!(pair.ends[0].peer_key(), None);
+    let other = StreamId([8; 16]);
+    pair.ends[0].begin_anew(other);
+    pair.ends[1] = Endpoint::new(other, [2; KEY_BYTES], SMALL);
+    pair.attach();
+    pair.settle();
+    pair.check_complete();
+    assert_eq!(pair.ends[0].peer_key(), Some([2; KEY_BYTES]));
+}
+
+#[test]
 fn the_peer_is_told_what_it_did_wrong() {
     let mut pair = Pair::new(SMALL);
     pair.attach();
@@ -238,9 +275,9 @@ fn the_peer_is_told_what_it_did_wrong() {
 
 #[test]
 fn more_than_the_window_is_an_error() {
-    let mut end = Endpoint::new(ID, SMALL);
+    let mut end = Endpoint::new(ID, [1; KEY_BYTES], SMALL);
     end.attach();
-    let mut other = Endpoint::new(ID, SMALL);
+    let mut other = Endpoint::new(ID, [1; KEY_BYTES], SMALL);
     other.attach();
     let preface = other.poll_transmit().unwrap();
     end.handle_bytes(preface.head()).unwrap();
@@ -263,6 +300,7 @@ enum Step {
     Write(usize, usize),
     Deliver(usize, usize),
     Take(usize),
+    Beat(usize),
     Cut,
 }
 
@@ -271,6 +309,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         4 => (0..2_usize, 0..70_000_usize).prop_map(|(side, n)| Step::Write(side, n)),
         6 => (0..2_usize, prop_oneof![0..80_usize, 0..200_000_usize]).prop_map(|(side, n)| Step::Deliver(side, n)),
         3 => (0..2_usize).prop_map(Step::Take),
+        1 => (0..2_usize).prop_map(Step::Beat),
         1 => Just(Step::Cut),
     ];
     prop::collection::vec(step, 0..60)
@@ -288,6 +327,7 @@ proptest! {
                 Step::Write(side, n) => pair.write(side, &pattern(n, i)),
                 Step::Deliver(side, n) => pair.deliver(side, n),
                 Step::Take(side) => pair.take(side),
+                Step::Beat(side) => pair.ends[side].beat(),
                 Step::Cut => pair.attach(),
             }
         }
@@ -304,7 +344,7 @@ proptest! {
         frames in prop::collection::vec(
             prop_oneof![
                 prop::collection::vec(any::<u8>(), 0..64),
-                (1..5_u8, any::<u8>(), 0..300_u32, 0..400_u64).prop_map(|(kind, flags, length, offset)| {
+                (1..7_u8, any::<u8>(), 0..300_u32, 0..400_u64).prop_map(|(kind, flags, length, offset)| {
                     let mut frame = vec![kind, flags, 0, 0];
                     frame.extend_from_slice(&length.to_be_bytes());
                     frame.extend_from_slice(&offset.to_be_bytes());
@@ -315,12 +355,12 @@ proptest! {
             0..20,
         ),
     ) {
-        let mut end = Endpoint::new(ID, SMALL);
+        let mut end = Endpoint::new(ID, [1; KEY_BYTES], SMALL);
         end.attach();
         end.write(Bytes::from(vec![1; 300]));
         while end.poll_transmit().is_some() {}
         if greeted {
-            let mut other = Endpoint::new(ID, SMALL);
+            let mut other = Endpoint::new(ID, [1; KEY_BYTES], SMALL);
             other.attach();
             let preface = other.poll_transmit().expect("a preface is due");
             end.handle_bytes(preface.head()).expect("it is well-formed");

@@ -120,7 +120,10 @@ impl Handler {
             format!("the gateway cannot ask its broker where {target} is: try again")
         })?;
         let grant = Grant::new(resolved?).map_err(|error| error.to_string())?;
-        let place = jump.quota.take(user).map_err(|error| error.to_string())?;
+        let place = jump
+            .quota
+            .take(user, &grant.node)
+            .map_err(|error| error.to_string())?;
         let node = jump
             .links
             .open(&grant.node, grant.job)

@@ -13,12 +13,18 @@ use tracing::{Instrument, info, info_span, warn};
 
 use super::connection::Connection;
 use super::shared::Shared;
-use super::transport;
+use super::streams::Streams;
+use super::transport::{self, Greeting, Transport};
 
-/// Connections at one time.
+/// Connections at one time, those included whose clients were cut off.
 const MAX_CONNECTIONS: usize = 256;
-/// Connections that have not authenticated yet, at one time.
-const MAX_HANDSHAKES: usize = 32;
+/// Connections that have not authenticated or proven their claim yet, at one time: when a gateway
+/// restarts, all clients come back at once.
+const MAX_HANDSHAKES: usize = 64;
+/// Connections that are being told that they are too many; more are dropped.
+const MAX_REFUSALS: usize = 64;
+/// Longest time to tell one.
+const REFUSAL: Duration = Duration::from_secs(5);
 /// Longest time to authenticate.
 const HANDSHAKE: Duration = Duration::from_mins(1);
 /// How long after the server's start a client waits for the host certificate, which the broker signs
@@ -36,8 +42,14 @@ pub async fn accept(
     ending: CancellationToken,
     tasks: TaskTracker,
 ) {
-    let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let handshakes = Arc::new(Semaphore::new(MAX_HANDSHAKES));
+    let refusals = Arc::new(Semaphore::new(MAX_REFUSALS));
+    let server = Server {
+        shared,
+        streams: Arc::default(),
+        connections: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
+        ending: ending.clone(),
+    };
     let mut number = 0_u64;
     let certified_by = Instant::now() + CERTIFICATE;
     loop {
@@ -53,25 +65,30 @@ pub async fn accept(
                 continue;
             }
         };
-        let permits = (
-            Arc::clone(&connections).try_acquire_owned(),
-            Arc::clone(&handshakes).try_acquire_owned(),
-        );
-        let (Ok(connection), Ok(handshake)) = permits else {
-            warn!("too many connections; one is dropped");
+        let Ok(handshake) = Arc::clone(&handshakes).try_acquire_owned() else {
+            warn!("too many handshakes at once; one is refused");
+            let Ok(permit) = Arc::clone(&refusals).try_acquire_owned() else {
+                continue;
+            };
+            tasks.spawn(async move {
+                let text = format!("{MAX_HANDSHAKES} clients are just connecting to this session: try again");
+                let refusing = async { transport::greet(stream).await?.refuse(&text).await };
+                // It may have hung up, or say nothing: then it is not told.
+                drop(tokio::time::timeout(REFUSAL, refusing).await);
+                drop(permit);
+            });
             continue;
         };
         number += 1;
-        let (shared, ending) = (Arc::clone(&shared), ending.clone());
+        let server = server.clone();
         let serving = async move {
             // It goes on without one for those who know the key itself.
-            tokio::time::timeout_at(certified_by, certified(&shared))
+            tokio::time::timeout_at(certified_by, certified(&server.shared))
                 .await
                 .ok();
-            if let Err(error) = serve(stream, shared, handshake, &ending).await {
+            if let Err(error) = server.serve(stream, handshake).await {
                 info!(%error, "connection");
             }
-            drop(connection);
         };
         tasks.spawn(serving.instrument(info_span!("ssh", connection = number)));
     }
@@ -83,51 +100,85 @@ async fn certified(shared: &Shared) {
     while !shared.settings().has_host_certificate() && changes.changed().await.is_ok() {}
 }
 
-async fn serve(
-    stream: UnixStream,
+/// What every connection needs.
+#[derive(Clone)]
+struct Server {
     shared: Arc<Shared>,
-    handshake: OwnedSemaphorePermit,
-    ending: &CancellationToken,
-) -> Result<(), russh::Error> {
-    // Cancelled when this returns, whatever the reason: ends all of the connection's tasks.
-    let ended = CancellationToken::new();
-    let _guard = ended.clone().drop_guard();
-    let hangup = CancellationToken::new();
-    let authenticated = Arc::new(Notify::new());
-    let config = Arc::clone(&shared.settings().ssh);
+    streams: Arc<Streams>,
+    connections: Arc<Semaphore>,
+    ending: CancellationToken,
+}
 
-    let handler = Connection::new(shared, ended, Arc::clone(&authenticated));
-    let begin = async {
-        let transport = transport::open(stream, hangup.clone()).await?;
-        russh::server::run_stream(config, transport, handler).await
-    };
-    let mut running = tokio::time::timeout(HANDSHAKE, begin).await??;
-    let handle = running.handle();
-    tokio::select! {
-        result = &mut running => return result,
-        () = authenticated.notified() => drop(handshake),
-        () = tokio::time::sleep(HANDSHAKE) => {
-            info!("not authenticated in time");
-            hangup.cancel();
-            return running.await;
+impl Server {
+    async fn serve(self, stream: UnixStream, handshake: OwnedSemaphorePermit) -> Result<(), russh::Error> {
+        let greeting = tokio::time::timeout(HANDSHAKE, transport::greet(stream)).await??;
+        let place = Arc::clone(&self.connections).try_acquire_owned();
+        let hangup = CancellationToken::new();
+        let (transport, place) = match (greeting, place) {
+            // It has its place.
+            (Greeting::Claim(stream, claim), _) => return Ok(self.streams.claimed(claim, stream).await?),
+            (Greeting::Raw(stream, first), Ok(place)) => {
+                let transport = Transport::new(Box::new(stream), first, hangup.clone());
+                (transport, place)
+            }
+            (Greeting::New(stream, preface, first), Ok(place)) => {
+                let begun = transport::begin(stream, preface, first, &self.streams, hangup.clone());
+                (begun.await?, place)
+            }
+            (greeting @ (Greeting::Raw(..) | Greeting::New(..)), Err(_)) => {
+                warn!("too many connections; one is refused");
+                let text = format!(
+                    "this session has {MAX_CONNECTIONS} connections, the most that it may: close some"
+                );
+                return Ok(greeting.refuse(&text).await?);
+            }
+        };
+        let ended = self.run(transport, handshake, hangup).await;
+        drop(place);
+        ended
+    }
+
+    async fn run(
+        self,
+        transport: Transport,
+        handshake: OwnedSemaphorePermit,
+        hangup: CancellationToken,
+    ) -> Result<(), russh::Error> {
+        // Cancelled when this returns, whatever the reason: ends all of the connection's tasks.
+        let ended = CancellationToken::new();
+        let _guard = ended.clone().drop_guard();
+        let authenticated = Arc::new(Notify::new());
+        let config = Arc::clone(&self.shared.settings().ssh);
+        let handler = Connection::new(self.shared, ended, Arc::clone(&authenticated));
+        let begin = russh::server::run_stream(config, transport, handler);
+        let mut running = tokio::time::timeout(HANDSHAKE, begin).await??;
+        let handle = running.handle();
+        tokio::select! {
+            result = &mut running => return result,
+            () = authenticated.notified() => drop(handshake),
+            () = tokio::time::sleep(HANDSHAKE) => {
+                info!("not authenticated in time");
+                hangup.cancel();
+                return running.await;
+            }
+            () = self.ending.cancelled() => {}
         }
-        () = ending.cancelled() => {}
+        tokio::select! {
+            result = &mut running => return result,
+            () = self.ending.cancelled() => {}
+        }
+        // It may have ended just now.
+        let _ = handle
+            .disconnect(
+                Disconnect::ByApplication,
+                "the session has ended".into(),
+                String::new(),
+            )
+            .await;
+        tokio::select! {
+            result = &mut running => return result,
+            () = tokio::time::sleep(GOODBYE) => hangup.cancel(),
+        }
+        running.await
     }
-    tokio::select! {
-        result = &mut running => return result,
-        () = ending.cancelled() => {}
-    }
-    // It may have ended just now.
-    let _ = handle
-        .disconnect(
-            Disconnect::ByApplication,
-            "the session has ended".into(),
-            String::new(),
-        )
-        .await;
-    tokio::select! {
-        result = &mut running => return result,
-        () = tokio::time::sleep(GOODBYE) => hangup.cancel(),
-    }
-    running.await
 }

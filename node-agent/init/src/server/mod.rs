@@ -19,6 +19,7 @@ mod session;
 mod settings;
 mod sftp;
 mod shared;
+mod streams;
 mod transport;
 
 use std::ffi::OsString;

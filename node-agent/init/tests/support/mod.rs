@@ -352,6 +352,7 @@ pub mod framed {
 
     use bytes::Bytes;
     use carrel_core::stream::{Endpoint, Limits, Read, StreamId};
+    use carrel_proto::claim::StreamKey;
 
     enum Event {
         Near(Vec<u8>),
@@ -383,7 +384,8 @@ pub mod framed {
             .unwrap()
             .read_exact(&mut id)
             .unwrap();
-        let mut end = Endpoint::new(StreamId(id), Limits::default());
+        let key = StreamKey::new([id, id].concat().try_into().unwrap());
+        let mut end = Endpoint::new(StreamId(id), key.public(), Limits::default());
         end.attach();
         let (mut near, mut far) = (near, far);
         let mut waiting = Vec::new();
