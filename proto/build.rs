@@ -2,9 +2,10 @@
 
 use std::path::Path;
 
-const FILES: [&str; 5] = [
+const FILES: [&str; 6] = [
     "carrel/v1/types.proto",
     "carrel/v1/init.proto",
+    "carrel/v1/terminal.proto",
     "carrel/v1/agent.proto",
     "carrel/v1/gateway.proto",
     "carrel/v1/broker.proto",

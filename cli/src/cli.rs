@@ -35,6 +35,7 @@ pub enum Command {
     Alloc(commands::alloc::AllocArgs),
     Open(commands::open::OpenArgs),
     Ssh(commands::ssh::SshArgs),
+    Attach(commands::attach::AttachArgs),
     Ps(commands::ps::PsArgs),
     Show(commands::show::ShowArgs),
     Nodes(commands::nodes::NodesArgs),

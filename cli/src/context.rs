@@ -92,6 +92,15 @@ pub struct Member {
     pub rank: u32,
 }
 
+impl std::fmt::Display for Member {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.rank {
+            0 => f.write_str(&self.session),
+            rank => write!(f, "{}:{rank}", self.session),
+        }
+    }
+}
+
 impl std::str::FromStr for Member {
     type Err = String;
 

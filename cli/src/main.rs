@@ -3,6 +3,7 @@
 // Text for people is put together a few times in a run: its allocations cost nothing.
 #![allow(clippy::format_push_string, clippy::format_collect)]
 
+mod attach;
 mod cli;
 mod clock;
 mod commands;

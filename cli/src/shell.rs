@@ -62,12 +62,30 @@ pub async fn run(route: &Route, command: &[String], signals: &mut Signals) -> Re
     if code != SSH_FAILED {
         return Ok(Left::Exited(code));
     }
-    let said = std::fs::read_to_string(report.path()).unwrap_or_default();
-    Ok(match said.split_once(' ') {
-        Some(("none", why)) => Left::NoConnection(why.trim().to_owned()),
-        Some(("broken", why)) => Left::Broken(why.trim().to_owned()),
-        Some(_) | None => Left::Exited(code),
+    Ok(match reported(report.path()) {
+        Some(Reported::NoConnection(why)) => Left::NoConnection(why),
+        Some(Reported::Broken(why)) => Left::Broken(why),
+        None => Left::Exited(code),
     })
+}
+
+/// What a proxy has left.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reported {
+    /// No connection was made.
+    NoConnection(String),
+    /// The connection broke.
+    Broken(String),
+}
+
+/// Reads a proxy's report; `None`: it left none, since its connection ended in order.
+pub fn reported(path: &std::path::Path) -> Option<Reported> {
+    let said = std::fs::read_to_string(path).unwrap_or_default();
+    match said.split_once(' ') {
+        Some(("none", why)) => Some(Reported::NoConnection(why.trim().to_owned())),
+        Some(("broken", why)) => Some(Reported::Broken(why.trim().to_owned())),
+        Some(_) | None => None,
+    }
 }
 
 /// A command line for the shell at the other end that runs exactly these words.
@@ -83,7 +101,8 @@ fn command_line(command: &[String]) -> String {
     format!(r#"sh -c 'trap : INT QUIT; "$@"; exit $?' sh {words}"#)
 }
 
-fn terminate(child: &Child) {
+/// Tells an ssh to end.
+pub fn terminate(child: &Child) {
     let Some(pid) = child.id().and_then(|id| i32::try_from(id).ok()) else {
         return;
     };

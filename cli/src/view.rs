@@ -148,6 +148,53 @@ pub struct Token {
     expires: String,
 }
 
+/// A terminal of a session.
+#[derive(Debug, Serialize)]
+pub struct Terminal {
+    id: u32,
+    name: Option<String>,
+    command: Option<String>,
+    columns: u32,
+    rows: u32,
+    viewers: u32,
+    read_only_viewers: u32,
+    created: String,
+    idle_seconds: u64,
+    running: bool,
+    exit_code: Option<u32>,
+    exit_signal: Option<i32>,
+}
+
+impl From<v1::Terminal> for Terminal {
+    fn from(terminal: v1::Terminal) -> Self {
+        let by_signal = terminal.exit.filter(|exit| exit.signal != 0);
+        let by_itself = terminal.exit.filter(|exit| exit.signal == 0);
+        Self {
+            id: terminal.id,
+            name: some(terminal.name),
+            command: some(terminal.command),
+            columns: terminal.columns,
+            rows: terminal.rows,
+            viewers: terminal.writers + terminal.readers,
+            read_only_viewers: terminal.readers,
+            created: rfc3339(terminal.created_ms),
+            idle_seconds: terminal.idle_ms / 1000,
+            running: terminal.exit.is_none(),
+            exit_code: by_itself.map(|exit| exit.status),
+            exit_signal: by_signal.map(|exit| exit.signal),
+        }
+    }
+}
+
+/// Whether a terminal's command runs, or how it ended.
+pub fn terminal_state(terminal: &v1::Terminal) -> String {
+    match terminal.exit {
+        None => "running".into(),
+        Some(v1::TerminalExit { status, signal: 0 }) => format!("exited {status}"),
+        Some(v1::TerminalExit { signal, .. }) => format!("killed by signal {signal}"),
+    }
+}
+
 fn some(text: String) -> Option<String> {
     (!text.is_empty()).then_some(text)
 }

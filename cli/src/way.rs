@@ -71,8 +71,8 @@ impl Way {
         }
     }
 
-    /// The first transport of a stream. The session is started if need be, for which there is `patience`.
-    pub async fn first(&mut self, id: StreamId, patience: Duration) -> Result<Socket> {
+    /// The first transport of a stream. `patience`: if need be the session is started, within this.
+    pub async fn first(&mut self, id: StreamId, patience: Option<Duration>) -> Result<Socket> {
         let mut client = patiently_connect(&self.address).await?;
         let begun = Instant::now();
         let mut since_running = None;
@@ -86,7 +86,9 @@ impl Way {
                     Err(denied) => CliError::failed(denied.into_text()),
                 },
                 Err(status) if status.code() == Code::FailedPrecondition => {
-                    let left = patience.saturating_sub(begun.elapsed());
+                    let left = patience.map_or(Duration::ZERO, |patience| {
+                        patience.saturating_sub(begun.elapsed())
+                    });
                     if left.is_zero() {
                         return Err(status.into());
                     }

@@ -9,3 +9,4 @@ pub mod model;
 pub mod placement;
 pub mod queue;
 pub mod stream;
+pub mod terminal;

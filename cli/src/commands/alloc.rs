@@ -1,8 +1,11 @@
 //! `carrel alloc`: resources, and a shell or a command on them.
 
+use carrel_core::terminal::{Attach, Which};
 use carrel_proto::v1;
 
-use crate::connect::Client;
+use super::attach::line_of;
+use crate::attach::{self, Exit, Way};
+use crate::connect::{Address, Client};
 use crate::context::{self, Context};
 use crate::error::{CliError, Kind, Result};
 use crate::progress::Progress;
@@ -10,6 +13,7 @@ use crate::request::{self, RequestArgs};
 use crate::shell::{self, Left, SSH_FAILED};
 use crate::signals::{Signal, Signals};
 use crate::ssh::access::Access;
+use crate::ssh::client::Route;
 use crate::terminal::{is_interactive, say};
 use crate::wait::{self, End, Limit};
 use crate::{output, view};
@@ -20,8 +24,11 @@ use crate::{output, view};
 /// and cancels. Then opens a shell in a container on the first node, or runs CMD there. Leaving the
 /// shell, or CMD's end, frees the resources; CMD's exit code is this program's.
 ///
-/// If the terminal goes away under a shell, or the connection breaks, the allocation stays until its
-/// deadline: `carrel ssh NAME` returns to it, `carrel stop NAME` ends it.
+/// The shell, or a CMD that is run at a terminal, goes on when nobody looks. When the connection
+/// breaks, this program attaches to it again by itself, and still frees the resources when it ends.
+/// When the window is closed, the person leaves by SSH's `~.`, or does not wait for a broken
+/// connection (Ctrl-C), it goes on, and the allocation stays until its deadline: `carrel attach NAME`
+/// returns to the shell, `carrel stop NAME` ends it all. SIGTERM ends this program and the allocation.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     carrel alloc --gpus 4 --nvlink             a shell with four NVLink-joined GPUs\n  \
@@ -79,7 +86,12 @@ pub async fn run(context: &Context, args: AllocArgs) -> Result<u8> {
     );
     let (session, _) = wait::session_of(opened.await?)?;
     let job = session.job.as_ref().map_or(0, |job| job.id);
-    let mut allocation = Allocation { client, session, job };
+    let mut allocation = Allocation {
+        client,
+        address,
+        session,
+        job,
+    };
 
     let limit = args.immediate.map_or(Limit::None, |seconds| {
         Limit::Granted(AT_ONCE.max(std::time::Duration::from_secs(seconds.into())))
@@ -99,6 +111,7 @@ pub async fn run(context: &Context, args: AllocArgs) -> Result<u8> {
 /// Resources that this program has asked for, and frees.
 struct Allocation {
     client: Client,
+    address: Address,
     session: v1::Session,
     job: u64,
 }
@@ -175,7 +188,11 @@ impl Allocation {
                 say(format_args!("carrel: no SSH alias was written: {error}"));
             }
         }
-        let route = access.route(&self.session, 0);
+        let mut route = access.route(&self.session, 0);
+        route.start = false;
+        if is_interactive() {
+            return self.terminal(route, args, signals).await;
+        }
         let left = match shell::run(&route, &args.command, signals).await {
             Ok(left) => left,
             Err(error) => {
@@ -183,7 +200,6 @@ impl Allocation {
                 return Err(error);
             }
         };
-        let stays = args.command.is_empty() && is_interactive();
         match left {
             Left::Signal(Signal::HangUp) => {
                 self.say_it_stays("the terminal has gone");
@@ -193,28 +209,82 @@ impl Allocation {
                 drop(why);
                 Ok(SSH_FAILED)
             }
-            Left::Broken(why) if stays => {
-                self.say_it_stays(&why);
-                Ok(SSH_FAILED)
-            }
-            Left::NoConnection(why) | Left::Broken(why) => {
-                self.free(signals).await?;
-                Err(CliError::new(
-                    Kind::Connection,
-                    format!("no connection to session {}: {why}", self.session.name),
-                ))
-            }
+            Left::NoConnection(why) | Left::Broken(why) => self.no_connection(&why, signals).await,
             Left::Signal(signal @ (Signal::Interrupt | Signal::Terminate)) => {
                 self.free(signals).await?;
                 Ok(signal.exit_code())
             }
             Left::Exited(SSH_FAILED) if self.ended_by_itself().await => Ok(SSH_FAILED),
-            Left::Exited(code) => {
-                say(format_args!("carrel: Relinquishing job allocation {}", self.job));
+            Left::Exited(code) => self.relinquish(code, signals).await,
+        }
+    }
+
+    /// The shell, or the command, in a terminal of the session that outlives this program.
+    async fn terminal(&mut self, route: Route, args: &AllocArgs, signals: &mut Signals) -> Result<u8> {
+        let which = Which::New {
+            name: None,
+            command: (!args.command.is_empty()).then(|| line_of(&args.command)),
+        };
+        let mut asked = Attach::new(which);
+        asked.job = Some(self.job);
+        let mut way = Way {
+            client: &mut self.client,
+            address: &self.address,
+            route,
+        };
+        let left = match attach::run(&mut way, asked, signals).await {
+            Ok(left) => left,
+            Err(error) => {
                 self.free(signals).await?;
-                Ok(code)
+                return Err(error);
+            }
+        };
+        match left {
+            attach::Left::Exited(Exit::Signal(_)) if self.ended_by_itself().await => Ok(SSH_FAILED),
+            attach::Left::Exited(exit) => self.relinquish(super::attach::code(exit), signals).await,
+            attach::Left::Over => {
+                if !self.ended_by_itself().await {
+                    say(format_args!("carrel: job {} is over", self.job));
+                }
+                Ok(SSH_FAILED)
+            }
+            attach::Left::Detached => {
+                self.say_it_stays("left");
+                Ok(0)
+            }
+            attach::Left::GivenUp => {
+                self.say_it_stays("not reattached");
+                Ok(Signal::Interrupt.exit_code())
+            }
+            attach::Left::Signal(Signal::HangUp) => {
+                self.say_it_stays("the terminal has gone");
+                Ok(Signal::HangUp.exit_code())
+            }
+            attach::Left::Signal(signal @ (Signal::Interrupt | Signal::Terminate)) => {
+                self.free(signals).await?;
+                Ok(signal.exit_code())
+            }
+            attach::Left::Refused(_) | attach::Left::NoConnection(_) if self.ended_by_itself().await => {
+                Ok(SSH_FAILED)
+            }
+            attach::Left::Refused(why) | attach::Left::NoConnection(why) => {
+                self.no_connection(&why, signals).await
             }
         }
+    }
+
+    async fn relinquish(&mut self, code: u8, signals: &mut Signals) -> Result<u8> {
+        say(format_args!("carrel: Relinquishing job allocation {}", self.job));
+        self.free(signals).await?;
+        Ok(code)
+    }
+
+    async fn no_connection(&mut self, why: &str, signals: &mut Signals) -> Result<u8> {
+        self.free(signals).await?;
+        Err(CliError::new(
+            Kind::Connection,
+            format!("no connection to session {}: {why}", self.session.name),
+        ))
     }
 
     /// Ends the job. A second Ctrl-C gives up on a broker that does not answer.
@@ -251,7 +321,7 @@ impl Allocation {
     fn say_it_stays(&self, why: &str) {
         let name = &self.session.name;
         say(format_args!(
-            "carrel: {why}; job {} goes on until its deadline: `carrel ssh {name}` returns to it, `carrel stop {name}` ends it",
+            "carrel: {why}; job {} goes on until its deadline: `carrel attach {name}` returns to it, `carrel stop {name}` ends it",
             self.job
         ));
     }

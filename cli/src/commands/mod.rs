@@ -1,6 +1,7 @@
 //! The verbs, one a file.
 
 pub mod alloc;
+pub mod attach;
 pub mod completion;
 pub mod explain;
 pub mod extend;
@@ -30,6 +31,7 @@ pub async fn run(context: &Context, command: Command) -> Result<u8> {
         Command::Alloc(args) => alloc::run(context, args).await,
         Command::Open(args) => open::run(context, args).await,
         Command::Ssh(args) => ssh::run(context, args).await,
+        Command::Attach(args) => attach::run(context, args).await,
         Command::Ps(args) => ps::run(context, args).await,
         Command::Show(args) => show::run(context, args).await,
         Command::Nodes(args) => nodes::run(context, args).await,

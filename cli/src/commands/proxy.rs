@@ -33,6 +33,9 @@ pub struct ProxyArgs {
     /// How long to wait for a session that has to start
     #[arg(long, value_name = "TIME", value_parser = units::parse_time, default_value = "10m")]
     pub wait: Duration,
+    /// Fail if the session is not running, rather than start it
+    #[arg(long, conflicts_with = "wait")]
+    pub no_start: bool,
     /// Only see that the SSH key has a certificate with more than five minutes left; CLUSTER's id
     /// spares asking the broker for it
     #[arg(long, value_name = "CLUSTER", num_args = 0..=1, default_missing_value = "", conflicts_with_all = ["member", "rank"])]
@@ -48,12 +51,13 @@ pub async fn run(context: &Context, args: ProxyArgs) -> Result<u8> {
         return Err(CliError::usage("a session is needed"));
     };
     let rank = args.rank.unwrap_or(member.rank);
+    let start = (!args.no_start).then_some(args.wait);
     let mut signals = Signals::catch()?;
     let mut way = Way::new(context.address()?, member.session.clone(), rank);
     let id = StreamId(rand::random());
     // Nothing is lost with a stream that has not begun.
     let first = tokio::select! {
-        first = way.first(id, args.wait) => first,
+        first = way.first(id, start) => first,
         signal = signals.next() => return Ok(signal.exit_code()),
     };
     let socket = match first {

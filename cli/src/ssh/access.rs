@@ -52,6 +52,7 @@ impl Access {
             user: self.ssh_user.clone(),
             host_principal: session.host_principal.clone(),
             cluster: self.cluster_dir.clone(),
+            start: true,
         }
     }
 

@@ -121,6 +121,7 @@ fn render(dir: &SshDir, carrel: &Path, entries: &Entries) -> Result<String> {
                 user: entry.user.clone(),
                 host_principal: entry.host_principal.clone(),
                 cluster: dir.cluster(&entry.cluster)?,
+                start: true,
             };
             let _ = writeln!(text, "\nHost {alias}");
             for (key, value) in route.options()? {

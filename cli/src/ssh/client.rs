@@ -23,6 +23,8 @@ pub struct Route {
     pub host_principal: String,
     /// Where key, certificate and known hosts are.
     pub cluster: ClusterDir,
+    /// A stopped session is started.
+    pub start: bool,
 }
 
 impl Route {
@@ -59,18 +61,26 @@ impl Route {
         if self.rank > 0 {
             command += &format!(" --rank {}", self.rank);
         }
+        if !self.start {
+            command += " --no-start";
+        }
         Ok(command)
     }
 
     /// `ssh` with these options and none from a config file, up to the host name; arguments follow.
     pub fn command(&self) -> Result<Command> {
+        // "Connection to … closed." is noise after every shell.
+        self.command_at("ERROR")
+    }
+
+    /// The same, with OpenSSH's `LogLevel`.
+    pub fn command_at(&self, log_level: &str) -> Result<Command> {
         let mut command = Command::new(program());
         command.args(["-F", "none"]);
         for (key, value) in self.options()? {
             command.arg("-o").arg(format!("{key}={value}"));
         }
-        // "Connection to … closed." is noise after every shell.
-        command.args(["-o", "LogLevel=ERROR"]);
+        command.arg("-o").arg(format!("LogLevel={log_level}"));
         Ok(command)
     }
 }

@@ -187,7 +187,7 @@ fn signals_under_a_shell() {
     until(|| fake.dir.path().join("in").exists(), || "ssh runs".into());
     alloc.signal(Signal::SIGINT);
     alloc.signal(Signal::SIGHUP);
-    alloc.until_said("`carrel ssh alloc-17` returns to it");
+    alloc.until_said("`carrel attach alloc-17` returns to it");
     assert!(!is_stopped(&fake));
     drop(alloc);
 

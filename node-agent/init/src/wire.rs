@@ -16,6 +16,10 @@ const MAX_MESSAGE: usize = 4096;
 /// Most files beside a message: a command and its three standard files.
 const MAX_FILES: usize = 4;
 
+/// Terminals of one container, those that have ended included: each holds its scrollback in the
+/// job's memory, and two descriptors of process 1.
+pub const MAX_TERMINALS: usize = 32;
+
 /// Longest command with its environment, as a file: what `execve` takes, and some.
 pub const MAX_COMMAND: usize = 8 << 20;
 
@@ -40,7 +44,7 @@ pub mod fds {
 #[derive(Clone, PartialEq, Message)]
 pub struct ToKeeper {
     /// What is asked.
-    #[prost(oneof = "Request", tags = "1, 2, 3, 4, 5")]
+    #[prost(oneof = "Request", tags = "1, 2, 3, 4, 5, 6")]
     pub request: Option<Request>,
 }
 
@@ -62,9 +66,13 @@ pub enum Request {
     /// End everything: hangup and terminate now, kill after this many ms.
     #[prost(uint64, tag = "5")]
     Stop(u64),
+    /// Close the terminal of this number, which has ended.
+    #[prost(uint32, tag = "6")]
+    Forget(u32),
 }
 
 /// Start a process. Beside it: a [`Command`], then either stdin, stdout and stderr, or the terminal.
+/// One that is to be kept has our side of it and its memory besides.
 #[derive(Clone, PartialEq, Message)]
 pub struct Spawn {
     /// Chosen by the server; never used twice by one server.
@@ -73,6 +81,9 @@ pub struct Spawn {
     /// The one file is a terminal, to become the controlling one.
     #[prost(bool, tag = "2")]
     pub terminal: bool,
+    /// The terminal is kept by this number, for this server and those after it.
+    #[prost(uint32, optional, tag = "3")]
+    pub keep: Option<u32>,
 }
 
 /// What to execute.
@@ -101,13 +112,16 @@ pub struct Signal {
     /// Signal number.
     #[prost(int32, tag = "2")]
     pub signal: i32,
+    /// The process of this kept terminal, in place of an id.
+    #[prost(uint32, optional, tag = "3")]
+    pub kept: Option<u32>,
 }
 
 /// Keeper to server.
 #[derive(Clone, PartialEq, Message)]
 pub struct FromKeeper {
     /// What happened.
-    #[prost(oneof = "Event", tags = "1, 2, 3, 4")]
+    #[prost(oneof = "Event", tags = "1, 2, 3, 4, 5, 6")]
     pub event: Option<Event>,
     /// Live processes that were started through SSH, by this server or one before it. Always
     /// there, so that no message is empty: an empty one would read as the end.
@@ -130,6 +144,23 @@ pub enum Event {
     /// Everything is being ended.
     #[prost(bool, tag = "4")]
     Stopping(bool),
+    /// A kept terminal, with our side of it and its memory. A server's first messages are these.
+    #[prost(message, tag = "5")]
+    Kept(Kept),
+    /// The process of a kept terminal, whose number is the id, is gone.
+    #[prost(message, tag = "6")]
+    Ended(Exited),
+}
+
+/// A terminal that is kept.
+#[derive(Clone, PartialEq, Message)]
+pub struct Kept {
+    /// As in [`Spawn::keep`].
+    #[prost(uint32, tag = "1")]
+    pub number: u32,
+    /// How its process ended; absent: it lives.
+    #[prost(message, optional, tag = "2")]
+    pub exited: Option<Exited>,
 }
 
 /// A fork that failed.
@@ -146,7 +177,7 @@ pub struct Failed {
 /// How a process ended.
 #[derive(Clone, PartialEq, Message)]
 pub struct Exited {
-    /// As in [`Spawn::id`].
+    /// As in [`Spawn::id`]; of a kept terminal, its number.
     #[prost(uint64, tag = "1")]
     pub id: u64,
     /// Exit status, if it exited.

@@ -5,7 +5,8 @@ mod support;
 use std::io::{Read, Write};
 use std::process::Stdio;
 
-use portable_pty::{CommandBuilder, PtySize, native_pty_system};
+use portable_pty::PtySize;
+use support::terminal::Terminal;
 use support::{Way, World, wait_for};
 
 #[test]
@@ -146,63 +147,6 @@ fn background_processes_outlive_their_command() {
     assert!(!std::path::Path::new(&alive).exists(), "the end of all ends it");
 }
 
-struct Terminal {
-    child: Box<dyn portable_pty::Child + Send + Sync>,
-    master: Box<dyn portable_pty::MasterPty + Send>,
-    input: Box<dyn Write + Send>,
-    seen: std::sync::Arc<std::sync::Mutex<String>>,
-}
-
-impl Terminal {
-    fn open(world: &World, arguments: &[&str]) -> Self {
-        let size = PtySize {
-            rows: 33,
-            cols: 101,
-            pixel_width: 0,
-            pixel_height: 0,
-        };
-        let pair = native_pty_system().openpty(size).unwrap();
-        let mut command = CommandBuilder::new("ssh");
-        command.arg("-F");
-        command.arg(world.path("ssh_config"));
-        command.args(arguments);
-        command.env("TERM", "xterm-256color");
-        let child = pair.slave.spawn_command(command).unwrap();
-        let mut reader = pair.master.try_clone_reader().unwrap();
-        let input = pair.master.take_writer().unwrap();
-        let seen = std::sync::Arc::new(std::sync::Mutex::new(String::new()));
-        let sink = std::sync::Arc::clone(&seen);
-        std::thread::spawn(move || {
-            let mut buffer = [0; 4096];
-            while let Ok(count) = reader.read(&mut buffer) {
-                if count == 0 {
-                    return;
-                }
-                sink.lock()
-                    .unwrap()
-                    .push_str(&String::from_utf8_lossy(&buffer[..count]));
-            }
-        });
-        Self {
-            child,
-            master: pair.master,
-            input,
-            seen,
-        }
-    }
-
-    fn wait(&self, text: &str) {
-        wait_for(&format!("{text:?} in {:?}", self.seen.lock().unwrap()), || {
-            self.seen.lock().unwrap().contains(text)
-        });
-    }
-
-    fn line(&mut self, text: &str) {
-        self.input.write_all(text.as_bytes()).unwrap();
-        self.input.write_all(b"\r").unwrap();
-    }
-}
-
 #[test]
 fn a_shell_has_a_terminal_that_follows_the_clients_size() {
     let world = World::start_with(Way::Raw, |config| config.banner = "ends at noon".into());
@@ -224,7 +168,7 @@ fn a_shell_has_a_terminal_that_follows_the_clients_size() {
         .unwrap();
     wait_for("the new size", || {
         terminal.line("");
-        terminal.seen.lock().unwrap().contains("now=50 120")
+        terminal.seen().contains("now=50 120")
     });
     // The interrupt key reaches the foreground process.
     terminal.line("sleep 1000; echo after=$?");

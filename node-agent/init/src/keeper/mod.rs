@@ -5,6 +5,7 @@
 //! what the server says is checked as a stranger's message would be.
 
 mod accounts;
+mod kept;
 mod privileges;
 mod processes;
 mod run;

@@ -16,8 +16,9 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, getpid};
 use prost::Message;
 
+use super::kept::Kept;
 use super::setup::Prepared;
-use super::spawn::{Program, Standard, spawn, spawn_server};
+use super::spawn::{Inheritance, Program, Standard, spawn, spawn_server};
 use super::{processes, say};
 use crate::clock::boot_ms;
 use crate::files;
@@ -55,15 +56,25 @@ const MAX_PROCESSES: usize = 16_384;
 struct Server {
     pid: Pid,
     link: OwnedFd,
-    outbox: VecDeque<Vec<u8>>,
+    outbox: VecDeque<Letter>,
     since: u64,
 }
 
-/// A process that was started through SSH. Only the server that asked for it is told of its end.
+/// A message that waits, with the files beside it.
+#[derive(Debug)]
+struct Letter {
+    message: Vec<u8>,
+    files: Vec<OwnedFd>,
+}
+
+/// A process that was started through SSH. Only the server that asked for it is told of its end,
+/// unless its terminal is kept.
 #[derive(Debug)]
 struct Started {
     id: u64,
     server: Pid,
+    /// Number of the kept terminal that it runs in: of its end, any server is told.
+    terminal: Option<u32>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -80,6 +91,7 @@ struct Keeper {
     backoff_ms: u64,
     starts: u32,
     started: BTreeMap<Pid, Started>,
+    kept: Kept,
     lease_end: Option<u64>,
     stop: Option<Stop>,
 }
@@ -113,6 +125,7 @@ pub fn run(prepared: Prepared, lease_ms: Option<u64>) -> anyhow::Result<u8> {
         backoff_ms: 0,
         starts: 0,
         started: BTreeMap::new(),
+        kept: Kept::default(),
         lease_end: lease_ms.map(|left| boot_ms().saturating_add(left)),
         stop: None,
     };
@@ -206,13 +219,23 @@ impl Keeper {
             None,
             SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK,
         );
-        let restarts = self.starts;
+        let inheritance = Inheritance {
+            restarts: self.starts,
+            processes: self.started.len() as u32,
+            terminals: self.kept.count() as u32,
+            last_terminal: self.kept.last(),
+        };
         let result = pair.and_then(|(link, theirs)| {
-            let pid = spawn_server(&self.prepared, &theirs, restarts, self.started.len() as u32)?;
+            let kept = self.kept.hand_on()?;
+            let pid = spawn_server(&self.prepared, &theirs, &inheritance)?;
+            let letter = |(kept, files)| Letter {
+                message: self.message(Some(Event::Kept(kept))),
+                files,
+            };
             Ok(Server {
                 pid,
                 link,
-                outbox: VecDeque::new(),
+                outbox: kept.into_iter().map(letter).collect(),
                 since: now,
             })
         });
@@ -298,16 +321,11 @@ impl Keeper {
 
     fn take_request(&mut self, request: Request, mut files: Vec<OwnedFd>) {
         match request {
-            Request::Spawn(spawn) => self.start_process(spawn.id, spawn.terminal, files),
-            Request::Signal(wire::Signal { id, signal }) => {
-                let Some(server) = &self.server else { return };
-                let found = self
-                    .started
-                    .iter()
-                    .find(|(_, started)| started.id == id && started.server == server.pid);
-                if let (Some((pid, _)), Ok(signal)) = (found, Signal::try_from(signal)) {
+            Request::Spawn(spawn) => self.start_process(&spawn, files),
+            Request::Signal(signal) => {
+                if let (Some(pid), Ok(signal)) = (self.signalled(&signal), Signal::try_from(signal.signal)) {
                     // The group's last member may be gone, though the leader was not yet waited for.
-                    let _ = killpg(*pid, signal);
+                    let _ = killpg(pid, signal);
                 }
             }
             Request::Config(_) => {
@@ -317,17 +335,24 @@ impl Keeper {
             }
             Request::LeaseEnd(end) => self.lease_end = Some(end),
             Request::Stop(grace_ms) => self.begin_stop(CODE_ASKED, grace_ms),
+            Request::Forget(number) => self.kept.forget(number),
         }
     }
 
-    fn tell_server(&mut self, event: Option<Event>) {
+    fn message(&self, event: Option<Event>) -> Vec<u8> {
         let processes = Some(self.started.len() as u32);
+        FromKeeper { event, processes }.encode_to_vec()
+    }
+
+    fn tell_server(&mut self, event: Option<Event>) {
+        let message = self.message(event);
         let Some(server) = self.server.as_mut() else {
             return;
         };
-        server
-            .outbox
-            .push_back(FromKeeper { event, processes }.encode_to_vec());
+        server.outbox.push_back(Letter {
+            message,
+            files: Vec::new(),
+        });
         if server.outbox.len() > MAX_OUTBOX {
             self.distrust_server("it does not read");
         }
@@ -337,24 +362,41 @@ impl Keeper {
         let Some(server) = self.server.as_mut() else {
             return;
         };
-        while let Some(message) = server.outbox.front() {
-            match wire::send(server.link.as_raw_fd(), message, &[]) {
+        while let Some(letter) = server.outbox.front() {
+            let files = wire::raw(&letter.files);
+            match wire::send(server.link.as_raw_fd(), &letter.message, &files) {
                 Ok(()) => drop(server.outbox.pop_front()),
                 Err(Errno::EINTR) => {}
                 // Full: later. Gone: its death is about to be seen.
-                Err(_) => return,
+                Err(Errno::EAGAIN | Errno::EPIPE | Errno::ECONNRESET) => return,
+                // Too many files on their way, as another of the user's programs can bring about:
+                // without its terminals a server is of no use, and the next one waits a while.
+                Err(error) => return self.distrust_server(error.desc()),
             }
         }
     }
 
     // Processes.
 
-    fn start_process(&mut self, id: u64, terminal: bool, files: Vec<OwnedFd>) {
-        let result = self.try_start(terminal, files);
+    /// The process that a signal is for.
+    fn signalled(&self, signal: &wire::Signal) -> Option<Pid> {
+        if let Some(number) = signal.kept {
+            return self.kept.process(number);
+        }
+        let server = self.server.as_ref()?.pid;
+        let mut all = self.started.iter();
+        all.find(|(_, started)| started.id == signal.id && started.server == server)
+            .map(|(pid, _)| *pid)
+    }
+
+    fn start_process(&mut self, asked: &wire::Spawn, files: Vec<OwnedFd>) {
+        let id = asked.id;
+        let result = self.try_start(asked, files);
         let server = self.server.as_ref().map(|server| server.pid);
         match (result, server) {
             (Ok(pid), Some(server)) => {
-                self.started.insert(pid, Started { id, server });
+                let terminal = asked.keep;
+                self.started.insert(pid, Started { id, server, terminal });
                 self.tell_server(Some(Event::Started(id)));
             }
             (Err(error), _) => self.tell_server(Some(Event::Failed(Failed {
@@ -365,9 +407,12 @@ impl Keeper {
         }
     }
 
-    fn try_start(&self, terminal: bool, files: Vec<OwnedFd>) -> nix::Result<Pid> {
+    fn try_start(&mut self, asked: &wire::Spawn, files: Vec<OwnedFd>) -> nix::Result<Pid> {
         if self.stop.is_some() {
             return Err(Errno::ESHUTDOWN);
+        }
+        if let Some(number) = asked.keep {
+            self.kept.check(number)?;
         }
         if self.started.len() >= MAX_PROCESSES {
             return Err(Errno::EAGAIN);
@@ -377,13 +422,20 @@ impl Keeper {
         let command = files::read_all(&command, wire::MAX_COMMAND).map_err(|_| Errno::E2BIG)?;
         let command = wire::Command::decode(&command[..]).map_err(|_| Errno::EBADMSG)?;
         let program = Program::new(command).ok_or(Errno::EINVAL)?;
-        let rest: Vec<OwnedFd> = files.collect();
-        let standard = if terminal {
-            Standard::Terminal(rest.into_iter().next().ok_or(Errno::EBADMSG)?)
-        } else {
-            Standard::Files(rest.try_into().map_err(|_| Errno::EBADMSG)?)
+        if !asked.terminal {
+            let rest: Vec<OwnedFd> = files.collect();
+            let standard = Standard::Files(rest.try_into().map_err(|_| Errno::EBADMSG)?);
+            return spawn(&program, &standard);
+        }
+        let standard = Standard::Terminal(files.next().ok_or(Errno::EBADMSG)?);
+        let Some(number) = asked.keep else {
+            return spawn(&program, &standard);
         };
-        spawn(&program, &standard)
+        let master = files.next().ok_or(Errno::EBADMSG)?;
+        let memory = files.next().ok_or(Errno::EBADMSG)?;
+        let pid = spawn(&program, &standard)?;
+        self.kept.insert(number, pid, master, memory);
+        Ok(pid)
     }
 
     /// Collects every child that ended: ours, and the orphans that fell to us.
@@ -419,6 +471,18 @@ impl Keeper {
                 if let Some(server) = self.server.take() {
                     self.server_died(&server, &how);
                 }
+            } else if let Some(Started {
+                terminal: Some(number),
+                ..
+            }) = self.started.get(&pid)
+            {
+                let exited = Exited {
+                    id: u64::from(*number),
+                    ..exited
+                };
+                self.kept.ended(*number, &exited);
+                self.started.remove(&pid);
+                self.tell_server(Some(Event::Ended(exited)));
             } else if let Some(started) = self.started.remove(&pid) {
                 let current = self
                     .server

@@ -110,13 +110,29 @@ fn become_program(program: &Program, standard: &Standard) -> Errno {
     }
 }
 
+/// What a server is told at its start.
+#[derive(Debug)]
+pub struct Inheritance {
+    /// Servers before it.
+    pub restarts: u32,
+    /// Live processes that they started.
+    pub processes: u32,
+    /// Kept terminals: its first messages are so many.
+    pub terminals: u32,
+    /// Highest number that a terminal was ever given.
+    pub last_terminal: u32,
+}
+
 /// Starts this program again, as the server.
-pub fn spawn_server(prepared: &Prepared, link: &OwnedFd, restarts: u32, processes: u32) -> nix::Result<Pid> {
+pub fn spawn_server(prepared: &Prepared, link: &OwnedFd, told: &Inheritance) -> nix::Result<Pid> {
+    let number = |number: u32| CString::new(number.to_string()).unwrap_or_default();
     let arguments = [
         c"carrel-init".to_owned(),
         c"serve".to_owned(),
-        CString::new(restarts.to_string()).unwrap_or_default(),
-        CString::new(processes.to_string()).unwrap_or_default(),
+        number(told.restarts),
+        number(told.processes),
+        number(told.terminals),
+        number(told.last_terminal),
     ];
     let environment: Vec<CString> = ["RUST_LOG", "RUST_BACKTRACE"]
         .iter()

@@ -23,7 +23,8 @@ use super::command::{Run, client_may_set};
 use super::forward::{self, Purpose, SocketFile};
 use super::pty::{self, Master, Size};
 use super::shared::{Connected, Shared};
-use super::{relay, session, sftp};
+use super::terminal::Window;
+use super::{relay, session, sftp, terminal};
 
 /// Channels of one connection: a browser behind `-D` opens many.
 const MAX_CHANNELS: usize = 1024;
@@ -43,6 +44,8 @@ struct SessionChannel {
     terminal: Option<(Arc<AsyncFd<Master>>, OwnedFd)>,
     /// Our side, for its size. Not held: its end hangs the terminal up.
     screen: Weak<AsyncFd<Master>>,
+    /// The client's, and which terminal it shows.
+    window: Arc<Window>,
     /// The process, once it runs.
     process: Arc<OnceLock<u64>>,
     ended: CancellationToken,
@@ -211,6 +214,38 @@ impl Connection {
         ))
     }
 
+    /// Serves terminals that outlive this connection. A certificate with a command of its own opens
+    /// none.
+    fn start_terminal(
+        &mut self,
+        id: ChannelId,
+        request: &str,
+        session: &mut Session,
+    ) -> Result<(), russh::Error> {
+        let permitted = self
+            .permissions
+            .as_ref()
+            .is_some_and(|permissions| permissions.terminal && permissions.forced_command.is_none());
+        let Some(state) = self.channels.get_mut(&id).filter(|_| permitted) else {
+            return session.channel_failure(id);
+        };
+        let Some(channel) = state.channel.take() else {
+            return session.channel_failure(id);
+        };
+        state.screen = Weak::new();
+        let offer = terminal::Offer {
+            pty: state.terminal.take(),
+            variables: std::mem::take(&mut state.variables),
+            window: Arc::clone(&state.window),
+        };
+        let ended = state.ended.clone();
+        session.channel_success(id)?;
+        let shared = Arc::clone(&self.shared);
+        let serving = terminal::serve(shared, channel, session.handle(), request.to_owned(), offer);
+        self.spawn_session(ended, serving);
+        Ok(())
+    }
+
     /// Stands for a forward from now on; `None`: there are too many.
     fn add_forward(&mut self, name: String, port: u32) -> Option<CancellationToken> {
         if self.forwards.len() >= MAX_FORWARDS {
@@ -298,6 +333,7 @@ impl Handler for Connection {
             variables: Vec::new(),
             terminal: None,
             screen: Weak::new(),
+            window: Arc::default(),
             process: Arc::default(),
             ended: self.ended.child_token(),
             channel: Some(channel),
@@ -402,15 +438,14 @@ impl Handler for Connection {
         else {
             return session.channel_failure(channel);
         };
-        match pty::create(
-            Size {
-                columns,
-                rows,
-                width,
-                height,
-            },
-            modes,
-        ) {
+        let size = Size {
+            columns,
+            rows,
+            width,
+            height,
+        };
+        state.window.resize(size);
+        match pty::create(size, modes) {
             Ok((master, slave)) => {
                 if let Some(name) = nix::unistd::ttyname(&slave)
                     .ok()
@@ -471,6 +506,9 @@ impl Handler for Connection {
         name: &str,
         session: &mut Session,
     ) -> Result<(), Self::Error> {
+        if name.split(' ').next() == Some(carrel_core::terminal::SUBSYSTEM) {
+            return self.start_terminal(channel, name, session);
+        }
         if name != "sftp" {
             return session.channel_failure(channel);
         }
@@ -504,16 +542,18 @@ impl Handler for Connection {
         height: u32,
         _session: &mut Session,
     ) -> Result<(), Self::Error> {
-        if let Some(master) = self
-            .channels
-            .get(&channel)
-            .and_then(|state| state.screen.upgrade())
-            && let Err(error) = master.get_ref().resize(Size {
-                columns,
-                rows,
-                width,
-                height,
-            })
+        let size = Size {
+            columns,
+            rows,
+            width,
+            height,
+        };
+        let Some(state) = self.channels.get(&channel) else {
+            return Ok(());
+        };
+        state.window.resize(size);
+        if let Some(master) = state.screen.upgrade()
+            && let Err(error) = master.get_ref().resize(size)
         {
             debug!(%error, "resizing a terminal");
         }
@@ -526,10 +566,17 @@ impl Handler for Connection {
         signal: Sig,
         _session: &mut Session,
     ) -> Result<(), Self::Error> {
-        let process = self.channels.get(&channel).and_then(|state| state.process.get());
-        if let (Some(process), Some(number)) = (process, session::signal_number(&signal))
-            && let Err(error) = self.shared.keeper.signal(*process, number).await
-        {
+        let (Some(state), Some(number)) = (self.channels.get(&channel), session::signal_number(&signal))
+        else {
+            return Ok(());
+        };
+        let keeper = &self.shared.keeper;
+        let sent = match (state.process.get(), state.window.signalled()) {
+            (Some(process), _) => keeper.signal(*process, number).await,
+            (None, Some(terminal)) => keeper.signal_kept(terminal, number).await,
+            (None, None) => Ok(()),
+        };
+        if let Err(error) = sent {
             debug!(%error, "sending a signal");
         }
         Ok(())

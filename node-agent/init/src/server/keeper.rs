@@ -14,7 +14,7 @@ use tracing::{debug, warn};
 
 use super::shared::Shared;
 use crate::files;
-use crate::wire::{self, Command, Event, Exited, FromKeeper, Request, Spawn, ToKeeper};
+use crate::wire::{self, Command, Event, Exited, FromKeeper, Kept, Request, Spawn, ToKeeper};
 
 /// Who waits for a process.
 struct Waiting {
@@ -55,11 +55,62 @@ impl Keeper {
         self.processes.load(Ordering::Relaxed)
     }
 
+    /// The terminals that the keeper kept, with our side of each and its memory: its first messages.
+    pub async fn adopt(&self, count: u32) -> io::Result<Vec<(Kept, Vec<OwnedFd>)>> {
+        let mut all = Vec::new();
+        for _ in 0..count {
+            let received = self.receive().await?;
+            let (message, files) = received.ok_or(io::ErrorKind::UnexpectedEof)?;
+            let message = FromKeeper::decode(&message[..]).map_err(io::Error::other)?;
+            let Some(Event::Kept(kept)) = message.event else {
+                return Err(io::Error::other("the keeper said something else first"));
+            };
+            all.push((kept, files));
+        }
+        Ok(all)
+    }
+
     /// Starts a process with one terminal or three files. `E2BIG`: arguments and environment are
     /// too long; `EAGAIN`: too many processes.
     pub async fn spawn(&self, command: &Command, files: Vec<OwnedFd>) -> io::Result<Process> {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let terminal = files.len() == 1;
+        let exited = self
+            .start(
+                Spawn {
+                    id,
+                    terminal,
+                    keep: None,
+                },
+                command,
+                files,
+            )
+            .await?;
+        Ok(Process { id, exited })
+    }
+
+    /// Starts a process in a terminal that is kept by this number, with the child's side of the
+    /// terminal, ours, and its memory. [`Terminals`](super::terminal::Terminals) are told of its
+    /// end. Errors as in [`spawn`](Self::spawn), and `ENOSPC`: too many terminals.
+    pub async fn spawn_kept(&self, command: &Command, number: u32, files: [OwnedFd; 3]) -> io::Result<()> {
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let spawn = Spawn {
+            id,
+            terminal: true,
+            keep: Some(number),
+        };
+        let started = self.start(spawn, command, files.into()).await;
+        self.lock().remove(&id);
+        started.map(drop)
+    }
+
+    async fn start(
+        &self,
+        spawn: Spawn,
+        command: &Command,
+        files: Vec<OwnedFd>,
+    ) -> io::Result<oneshot::Receiver<Exited>> {
+        let id = spawn.id;
         let encoded = command.encode_to_vec();
         if encoded.len() > wire::MAX_COMMAND {
             return Err(io::Error::from_raw_os_error(libc::E2BIG));
@@ -75,7 +126,7 @@ impl Keeper {
                 exited,
             },
         );
-        let sent = self.send(Request::Spawn(Spawn { id, terminal }), &all).await;
+        let sent = self.send(Request::Spawn(spawn), &all).await;
         drop(all);
         if let Err(error) = sent {
             self.lock().remove(&id);
@@ -84,12 +135,26 @@ impl Keeper {
         start
             .await
             .unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into()))?;
-        Ok(Process { id, exited: exit })
+        Ok(exit)
     }
 
     /// Signals the process group of a process, if it lives.
     pub async fn signal(&self, id: u64, signal: i32) -> io::Result<()> {
-        self.send(Request::Signal(wire::Signal { id, signal }), &[]).await
+        let kept = None;
+        self.send(Request::Signal(wire::Signal { id, signal, kept }), &[])
+            .await
+    }
+
+    /// Signals the process group of a kept terminal's command, if it lives.
+    pub async fn signal_kept(&self, number: u32, signal: i32) -> io::Result<()> {
+        let (id, kept) = (0, Some(number));
+        self.send(Request::Signal(wire::Signal { id, signal, kept }), &[])
+            .await
+    }
+
+    /// Has a terminal closed whose command has ended.
+    pub async fn forget(&self, number: u32) -> io::Result<()> {
+        self.send(Request::Forget(number), &[]).await
     }
 
     /// Has a configuration kept for the next server.
@@ -111,13 +176,7 @@ impl Keeper {
     /// Takes in what the keeper says, until it hangs up.
     pub async fn run(&self, shared: &Shared) {
         loop {
-            let received = self
-                .socket
-                .async_io(Interest::READABLE, |socket| {
-                    Ok(wire::receive(socket.as_raw_fd())?)
-                })
-                .await;
-            let message = match received {
+            let message = match self.receive().await {
                 Ok(Some((message, _))) => message,
                 Ok(None) => return,
                 Err(error) => {
@@ -130,6 +189,14 @@ impl Keeper {
                 Err(error) => warn!(%error, "the keeper's message"),
             }
         }
+    }
+
+    async fn receive(&self) -> io::Result<Option<(Vec<u8>, Vec<OwnedFd>)>> {
+        self.socket
+            .async_io(Interest::READABLE, |socket| {
+                Ok(wire::receive(socket.as_raw_fd())?)
+            })
+            .await
     }
 
     fn take(&self, message: FromKeeper, shared: &Shared) {
@@ -155,6 +222,8 @@ impl Keeper {
                     let _ = waiting.exited.send(exited);
                 }
             }
+            Some(Event::Ended(exited)) => shared.terminals.ended(exited),
+            Some(Event::Kept(kept)) => warn!(terminal = kept.number, "the keeper tells of a terminal late"),
             Some(Event::Stopping(_)) => debug!("stopping"),
             None => {}
         }

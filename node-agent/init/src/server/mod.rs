@@ -20,6 +20,7 @@ mod settings;
 mod sftp;
 mod shared;
 mod streams;
+mod terminal;
 mod transport;
 
 use std::ffi::OsString;
@@ -39,6 +40,7 @@ use tracing::{error, info};
 use self::keeper::Keeper;
 use self::settings::Settings;
 use self::shared::Shared;
+use self::terminal::Terminals;
 use crate::wire::{self, fds};
 
 /// Threads of the runtime: one connection's encryption beside another's reading. More would gain
@@ -47,6 +49,18 @@ const THREADS: usize = 2;
 
 /// How long connections have to say goodbye once everything ends.
 const GOODBYE: std::time::Duration = std::time::Duration::from_millis(1500);
+
+/// What the keeper says on the command line.
+struct Inherited {
+    /// Servers before this one.
+    restarts: u32,
+    /// Live processes that they started.
+    processes: u32,
+    /// Kept terminals, of which the keeper tells first.
+    terminals: u32,
+    /// Highest number that a terminal was ever given.
+    last_terminal: u32,
+}
 
 /// Runs as the server until the keeper hangs up.
 pub fn main(args: Vec<OsString>) -> ExitCode {
@@ -71,14 +85,19 @@ pub fn main(args: Vec<OsString>) -> ExitCode {
             .and_then(|text| text.to_str()?.parse().ok())
             .unwrap_or(0)
     };
-    let (restarts, processes) = (number(0), number(1));
+    let inherited = Inherited {
+        restarts: number(0),
+        processes: number(1),
+        terminals: number(2),
+        last_terminal: number(3),
+    };
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(THREADS)
         .thread_name("carrel-ssh")
         .enable_all()
         .build();
     let result = runtime.context("starting the runtime").and_then(|runtime| {
-        let result = runtime.block_on(serve(restarts, processes));
+        let result = runtime.block_on(serve(inherited));
         // Blocking file calls may hang in a dead file system.
         runtime.shutdown_background();
         result
@@ -107,7 +126,7 @@ fn listener(fd: OwnedFd) -> std::io::Result<UnixListener> {
     UnixListener::from_std(listener)
 }
 
-async fn serve(restarts: u32, processes: u32) -> anyhow::Result<()> {
+async fn serve(inherited: Inherited) -> anyhow::Result<()> {
     // Taken and ignored: a user's `kill -1` shall not cost the connections, and at the end of the
     // container this process goes last.
     let _ignored = [
@@ -120,13 +139,30 @@ async fn serve(restarts: u32, processes: u32) -> anyhow::Result<()> {
     let seed = wire::inherited(fds::SEED).context("the host key's seed; only the keeper starts this role")?;
     let config = wire::inherited(fds::CONFIG)?;
     let settings = Settings::load(seed, config)?;
-    let keeper = Keeper::new(wire::inherited(fds::KEEPER)?, processes)?;
+    let keeper = Keeper::new(wire::inherited(fds::KEEPER)?, inherited.processes)?;
     let ssh = listener(wire::inherited(fds::SSH)?).context("ssh.sock")?;
     let ctl = listener(wire::inherited(fds::CTL)?).context("ctl.sock")?;
 
-    let shared = Arc::new(Shared::new(settings, keeper, restarts));
     let ending = CancellationToken::new();
     let tasks = TaskTracker::new();
+    let terminals = Terminals::new(inherited.last_terminal, tasks.clone(), ending.clone());
+    // Before anybody can ask for one.
+    for (kept, files) in keeper
+        .adopt(inherited.terminals)
+        .await
+        .context("taking over terminals")?
+    {
+        let number = kept.number;
+        if let Err(error) = terminals.adopt(kept, files) {
+            error!(
+                terminal = number,
+                error = format!("{error:#}"),
+                "a terminal is lost"
+            );
+        }
+    }
+    let restarts = inherited.restarts;
+    let shared = Arc::new(Shared::new(settings, keeper, terminals, restarts));
     tasks.spawn(accept::accept(
         ssh,
         Arc::clone(&shared),

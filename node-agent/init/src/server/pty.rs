@@ -54,6 +54,30 @@ impl Master {
         Errno::result(unsafe { libc::ioctl(self.as_raw_fd(), libc::TIOCSWINSZ, &raw const size) })?;
         Ok(())
     }
+
+    /// The size that it has.
+    #[allow(unsafe_code)]
+    pub fn size(&self) -> io::Result<Size> {
+        let mut size = libc::winsize {
+            ws_row: 0,
+            ws_col: 0,
+            ws_xpixel: 0,
+            ws_ypixel: 0,
+        };
+        // SAFETY: TIOCGWINSZ writes one winsize, which lives through the call.
+        Errno::result(unsafe { libc::ioctl(self.as_raw_fd(), libc::TIOCGWINSZ, &raw mut size) })?;
+        Ok(Size {
+            columns: size.ws_col.into(),
+            rows: size.ws_row.into(),
+            width: size.ws_xpixel.into(),
+            height: size.ws_ypixel.into(),
+        })
+    }
+}
+
+/// Our side of a terminal that a server before this has made.
+pub fn adopt(master: OwnedFd) -> io::Result<AsyncFd<Master>> {
+    watch(Master(master))
 }
 
 /// A new terminal: our side, and the one for the child.

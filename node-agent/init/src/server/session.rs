@@ -14,10 +14,10 @@ use super::keeper::Process;
 use super::pipes::{Sink, Source, input_pipe, output_pipe};
 use super::pty::Master;
 use super::shared::Shared;
-use crate::wire::Exited;
+use crate::wire::{self, Exited};
 
 /// Extended data that is stderr (RFC 4254, 5.2).
-const STDERR: u32 = 1;
+pub const STDERR: u32 = 1;
 
 /// Exit status of what could not be started.
 const STATUS_NOT_STARTED: u32 = 127;
@@ -66,16 +66,48 @@ pub async fn run(
 }
 
 async fn show_banner(shared: &Shared, channel: &ChannelWriteHalf<Msg>) {
-    let settings = shared.settings();
-    if settings.config.banner.is_empty() {
-        return;
+    let text = banner(shared);
+    if !text.is_empty() {
+        // The channel may be gone.
+        let _ = channel.data_bytes(text.into_bytes()).await;
     }
+}
+
+/// The allocation's banner, as a terminal shows it; may be empty.
+pub fn banner(shared: &Shared) -> String {
+    let settings = shared.settings();
     let mut text = settings.config.banner.replace("\r\n", "\n").replace('\n', "\r\n");
-    if !text.ends_with('\n') {
+    if !text.is_empty() && !text.ends_with('\n') {
         text.push_str("\r\n");
     }
-    // The channel may be gone.
-    let _ = channel.data_bytes(text.into_bytes()).await;
+    text
+}
+
+/// What a channel's request executes; an error is what the user is told.
+pub fn command(
+    shared: &Shared,
+    run: &Run,
+    variables: Vec<(String, String)>,
+) -> Result<wire::Command, String> {
+    let settings = shared.settings();
+    let identity = settings.identity();
+    let context = Context {
+        identity: &identity,
+        env: &settings.config.env,
+        workdir: &settings.config.workdir,
+        extra: variables,
+    };
+    command::build(run, &context)
+}
+
+/// What the user is told when the keeper cannot start a process.
+pub fn failed(error: io::Error) -> String {
+    match error.raw_os_error() {
+        Some(libc::E2BIG) => "carrel: the command and its environment are too long\n".to_owned(),
+        Some(libc::EAGAIN) => "carrel: no process can be started: too many run already\n".to_owned(),
+        Some(libc::ESHUTDOWN) => "carrel: the session is ending\n".to_owned(),
+        _ => format!("carrel: no process can be started: {error}\n"),
+    }
 }
 
 struct Started {
@@ -86,21 +118,7 @@ struct Started {
 }
 
 async fn start(shared: &Shared, request: Request) -> Result<Started, String> {
-    let settings = shared.settings();
-    let identity = settings.identity();
-    let context = Context {
-        identity: &identity,
-        env: &settings.config.env,
-        workdir: &settings.config.workdir,
-        extra: request.variables,
-    };
-    let command = command::build(&request.run, &context)?;
-    let failed = |error: io::Error| match error.raw_os_error() {
-        Some(libc::E2BIG) => "carrel: the command and its environment are too long\n".to_owned(),
-        Some(libc::EAGAIN) => "carrel: no process can be started: too many run already\n".to_owned(),
-        Some(libc::ESHUTDOWN) => "carrel: the session is ending\n".to_owned(),
-        _ => format!("carrel: no process can be started: {error}\n"),
-    };
+    let command = command(shared, &request.run, request.variables)?;
     if let Some((master, slave)) = request.terminal {
         let process = shared.keeper.spawn(&command, vec![slave]).await.map_err(failed)?;
         let input = Sink::Terminal(Arc::clone(&master));
@@ -216,7 +234,8 @@ async fn pump(to: &ChannelWriteHalf<Msg>, extended: Option<u32>, source: &mut So
     }
 }
 
-async fn report(handle: &Handle, channel: ChannelId, exited: Option<Exited>) {
+/// Tells a client how its command ended.
+pub async fn report(handle: &Handle, channel: ChannelId, exited: Option<Exited>) {
     let Some(exited) = exited else { return };
     // The connection may be gone.
     if exited.signal == 0 {

@@ -8,6 +8,7 @@ use tokio::sync::watch;
 
 use super::keeper::Keeper;
 use super::settings::Settings;
+use super::terminal::Terminals;
 use crate::clock::boot_ms;
 
 /// State of the server.
@@ -15,6 +16,8 @@ pub struct Shared {
     settings: RwLock<Arc<Settings>>,
     /// The way to process 1.
     pub keeper: Keeper,
+    /// Terminals that outlive their connections.
+    pub terminals: Terminals,
     restarts: u32,
     connections: AtomicU32,
     /// Last terminal input or exec start, boot time in ms; 0: never.
@@ -23,10 +26,11 @@ pub struct Shared {
 }
 
 impl Shared {
-    pub fn new(settings: Settings, keeper: Keeper, restarts: u32) -> Self {
+    pub fn new(settings: Settings, keeper: Keeper, terminals: Terminals, restarts: u32) -> Self {
         Self {
             settings: RwLock::new(Arc::new(settings)),
             keeper,
+            terminals,
             restarts,
             connections: AtomicU32::new(0),
             active_at: AtomicU64::new(0),

@@ -2,6 +2,8 @@
 
 #![allow(dead_code)]
 
+pub mod terminal;
+
 use std::fs;
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
