@@ -10,12 +10,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use carrel_core::broker::{Broker, Change, Effect, Input, Reject, Reply, Settings};
-use carrel_core::model::ids::ClusterId;
+use carrel_core::model::time::Timestamp;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::Clock;
 use crate::limits::{MAX_BATCH, MAX_WAITING_INPUTS};
+use crate::start::{Origin, Start};
 use crate::store::{Store, StoreError};
 
 /// Timers look at the clock at least so often: it may have been set.
@@ -89,6 +90,7 @@ pub struct Writer {
     inputs: mpsc::Receiver<Envelope>,
     snapshots: watch::Sender<Snapshot>,
     effects: Arc<dyn Effects>,
+    start: Start,
     /// The last write found no room: inputs go one by one, so that those that need no write pass.
     full: bool,
 }
@@ -100,17 +102,12 @@ impl Writer {
         settings: Settings,
         clock: Arc<Clock>,
         effects: Arc<dyn Effects>,
-    ) -> Result<(Handle, Self), StoreError> {
+        authority: Origin,
+    ) -> Result<(Handle, Self, Start), StoreError> {
         let records = store.load()?;
-        let (new_cluster, nonce) = (format!("{:032x}", rand::random::<u128>()), rand::random());
         let found = records.len();
-        let (core, changes) = Broker::start(
-            settings,
-            records,
-            ClusterId(new_cluster.into()),
-            nonce,
-            clock.now(),
-        );
+        let cluster = authority.cluster.clone();
+        let (core, changes) = Broker::start(settings, records, cluster, rand::random(), clock.now());
         store.commit(&changes)?;
         let cluster = &core.state().cluster;
         tracing::info!(
@@ -119,24 +116,31 @@ impl Writer {
             records = found,
             "the state is read"
         );
+        let start = Start {
+            authority,
+            was_empty: found == 0,
+            incarnation: cluster.incarnation.number,
+        };
+        if let Some(what) = start.explain(core.state()) {
+            tracing::warn!("{what}");
+        }
         let (sender, inputs) = mpsc::channel(MAX_WAITING_INPUTS);
         let (snapshots, watched) = watch::channel(Arc::new(core.clone()));
         let handle = Handle {
             inputs: sender,
             snapshots: watched,
         };
-        Ok((
-            handle,
-            Self {
-                core,
-                store,
-                clock,
-                inputs,
-                snapshots,
-                effects,
-                full: false,
-            },
-        ))
+        let this = Self {
+            start: start.clone(),
+            core,
+            store,
+            clock,
+            inputs,
+            snapshots,
+            effects,
+            full: false,
+        };
+        Ok((handle, this, start))
     }
 
     /// Handles inputs until cancelled, then those that wait already, and ends.
@@ -177,9 +181,24 @@ impl Writer {
         deadline.since(self.clock.now()).min(LONGEST_SLEEP)
     }
 
+    /// The time. The core is told first when the wall clock was set.
+    fn now(&mut self) -> Timestamp {
+        let stepped = self.clock.take_step();
+        let now = self.clock.now();
+        if !stepped.is_zero() {
+            tracing::warn!(
+                seconds = stepped.as_secs(),
+                "the clock was set forward; leases move with it"
+            );
+            // Nothing of it is kept, and it is never refused.
+            self.core.handle(now, Input::ClockStepped(stepped)).ok();
+        }
+        now
+    }
+
     /// Handles the timers that are due.
     fn tick(&mut self) -> Result<Kept, StoreError> {
-        let now = self.clock.now();
+        let now = self.now();
         if self.core.next_deadline().is_none_or(|deadline| deadline > now) {
             return Ok(Kept::Yes);
         }
@@ -198,8 +217,8 @@ impl Writer {
         if batch.is_empty() {
             return Ok(());
         }
+        let now = self.now();
         let before = self.core.clone();
-        let now = self.clock.now();
         let mut changes: Vec<Change> = Vec::new();
         let mut effects = BTreeSet::new();
         let mut answers = Vec::with_capacity(batch.len());
@@ -238,6 +257,12 @@ impl Writer {
     ) -> Result<Kept, StoreError> {
         match self.store.commit(changes) {
             Ok(()) => {
+                let number = |core: &Broker| core.state().cluster.incarnation.number;
+                if number(&before) != number(&self.core)
+                    && let Some(what) = self.start.explain(self.core.state())
+                {
+                    tracing::warn!("{what}");
+                }
                 if self.full && !changes.is_empty() {
                     tracing::info!("the store takes writes again");
                     self.full = false;

@@ -11,6 +11,7 @@ use crate::ca::ssh::SshAuthorities;
 use crate::ca::x509::Authority;
 use crate::clock::Clock;
 use crate::control::Gateways;
+use crate::start::Start;
 
 /// What every service of the broker shares.
 #[derive(Debug)]
@@ -29,6 +30,8 @@ pub struct Context {
     pub agents: Arc<Agents>,
     /// Gateways that have enrolled.
     pub gateways: Gateways,
+    /// What this start found.
+    pub start: Start,
     /// "https://host:port" of the TLS listener; none: there is none.
     pub url: Option<String>,
     /// Cancelled when the broker stops: streams end.

@@ -22,4 +22,5 @@ pub mod lock;
 pub mod name_service;
 pub mod secret;
 pub mod serve;
+pub mod start;
 pub mod store;

@@ -2,6 +2,7 @@
 
 use std::ffi::CString;
 
+use carrel_core::model::ids::UserName;
 use carrel_core::model::user::User;
 use nix::unistd::{self, Uid};
 
@@ -28,7 +29,16 @@ pub fn user(uid: u32) -> Result<User, Unknown> {
     if uid == overflow_uid() {
         return Err(Unknown::Overflow);
     }
-    let found = unistd::User::from_uid(Uid::from_raw(uid))?.ok_or(Unknown::Nobody)?;
+    record(unistd::User::from_uid(Uid::from_raw(uid))?.ok_or(Unknown::Nobody)?)
+}
+
+/// The same, by login name.
+pub fn named(name: &UserName) -> Result<User, Unknown> {
+    record(unistd::User::from_name(name.as_str())?.ok_or(Unknown::Nobody)?)
+}
+
+fn record(found: unistd::User) -> Result<User, Unknown> {
+    let uid = found.uid.as_raw();
     let name = CString::new(found.name.as_bytes()).map_err(|_| Unknown::Nobody)?;
     let mut groups: Vec<u32> = unistd::getgrouplist(&name, found.gid)?
         .into_iter()

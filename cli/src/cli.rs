@@ -46,6 +46,7 @@ pub enum Command {
     Login(commands::login::LoginArgs),
     Up(commands::up::UpArgs),
     Node(commands::node::NodeArgs),
+    Found(commands::found::FoundArgs),
     Token(commands::token::TokenArgs),
     Key(commands::key::KeyArgs),
     User(commands::user::UserArgs),

@@ -144,7 +144,14 @@ impl Membership {
             .renew(message)
             .await
             .map_err(explain)?;
-        Self::from_answer(answer.into_inner(), &key, &self.broker)
+        let answer = answer.into_inner();
+        if answer.cluster != self.cluster {
+            bail!(
+                "the broker's store is of another cluster, {}: nothing is taken from it",
+                answer.cluster
+            );
+        }
+        Self::from_answer(answer, &key, &self.broker)
     }
 
     fn from_answer(answer: v1::JoinResponse, key: &KeyPair, broker: &str) -> Result<Self> {

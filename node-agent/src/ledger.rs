@@ -48,7 +48,7 @@ impl LedgerFile {
         }
     }
 
-    /// Writes it; with `synced` it survives a crash of the node. Blocks.
+    /// Writes it; with `synced` it survives a crash of the node, else the one before may come back. Blocks.
     pub fn save(&self, ledger: &Ledger, synced: bool) -> Result<()> {
         self.replace(ledger, synced)
             .with_context(|| format!("writing {}", self.path.display()))
@@ -63,9 +63,8 @@ impl LedgerFile {
             .mode(0o600)
             .open(&next)?;
         file.write_all(&serde_json::to_vec(ledger)?)?;
-        if synced {
-            file.sync_data()?;
-        }
+        // In any case: a crash of the node between the rename and the data would leave neither.
+        file.sync_data()?;
         fs::rename(&next, &self.path)?;
         if synced && let Some(dir) = self.path.parent() {
             fs::File::open(dir)?.sync_all()?;

@@ -177,5 +177,12 @@ fn explain(status: Status) -> anyhow::Error {
     if causes.is_empty() {
         causes.push(status.message().to_owned());
     }
-    anyhow::anyhow!(causes.join(": "))
+    let text = causes.join(": ");
+    if text.contains("UnknownIssuer") {
+        return anyhow::anyhow!(
+            "{text}: the broker is another cluster's, or its certificate authority was replaced; join this host \
+             again with a token of `carrel node token`"
+        );
+    }
+    anyhow::anyhow!(text)
 }

@@ -59,6 +59,8 @@ struct Service {
     removals: JoinSet<(SessionId, Result<(), String>)>,
     /// The containers are to be looked at, at this time.
     look_at: Option<Instant>,
+    /// The broker spoke for this other cluster when it last spoke.
+    foreign: Option<ClusterId>,
 }
 
 /// What the service listens to.
@@ -120,6 +122,7 @@ pub async fn run(config: Config, membership: Membership, cancel: CancellationTok
         images_changed: Arc::new(Notify::new()),
         removals: JoinSet::new(),
         look_at: None,
+        foreign: None,
         runtime: runtime.clone(),
     };
     let link = Link {
@@ -238,6 +241,14 @@ impl Service {
         );
         if desired.cluster == *self.agent.cluster() {
             self.streams.set(&message.gateways);
+            self.foreign = None;
+        } else if self.foreign.as_ref() != Some(&desired.cluster) {
+            tracing::warn!(
+                theirs = %desired.cluster,
+                ours = %self.agent.cluster(),
+                "the broker's store is another cluster's: nothing is started or ended by it, running jobs go on"
+            );
+            self.foreign = Some(desired.cluster.clone());
         }
         let jobs = desired.jobs.clone();
         let actions = self.agent.handle(now(), Input::Desired(Box::new(desired)));
@@ -403,13 +414,9 @@ impl Service {
 
     async fn persist(&mut self, synced: bool) {
         let ledger = self.agent.ledger();
-        let written = if synced || self.unwritten.is_some() {
-            let file = self.ledger.clone();
-            let written = tokio::task::spawn_blocking(move || file.save(&ledger, true)).await;
-            written.unwrap_or_else(|error| Err(error.into()))
-        } else {
-            self.ledger.save(&ledger, false)
-        };
+        let (file, synced) = (self.ledger.clone(), synced || self.unwritten.is_some());
+        let written = tokio::task::spawn_blocking(move || file.save(&ledger, synced)).await;
+        let written = written.unwrap_or_else(|error| Err(error.into()));
         self.unwritten = match written {
             Ok(()) => None,
             Err(error) => {
@@ -442,6 +449,10 @@ fn found(container: Container) -> Found {
             cpus: record.cpus,
             memory_bytes: record.memory_bytes,
             deadline: record.deadline,
+            rank: record.rank,
+            nodes: record.nodes,
+            started: record.started,
+            image: record.image,
         },
         state: match state {
             ContainerState::Unstarted => FoundState::Unstarted,

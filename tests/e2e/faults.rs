@@ -7,6 +7,8 @@ use carrel_tests::wait;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use crate::processes::ssh_servers;
+
 const SMALL: [&str; 6] = ["--gpus", "2", "-c", "1", "--mem", "64M"];
 
 /// An open terminal in a session through OpenSSH and the alias.
@@ -118,28 +120,6 @@ fn the_ssh_server_is_killed() {
     cluster.ready("it is there again", |_| {
         session.ssh(["kill -0 $(cat /tmp/sleeper)"]).run().code == 0
     });
-}
-
-/// SSH servers of the sandbox's containers: children of carrel-init.
-fn ssh_servers(cluster: &Cluster) -> Vec<i32> {
-    let read =
-        |pid: i32, file: &str| std::fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
-    let is = |pid: i32, name: &str| read(pid, "comm").trim() == name;
-    let parent = |pid: i32| -> i32 {
-        let status = read(pid, "status");
-        let line = status.lines().find_map(|line| line.strip_prefix("PPid:"));
-        line.and_then(|pid| pid.trim().parse().ok()).unwrap_or(0)
-    };
-    let in_sandbox = |pid: i32| {
-        let ancestors = std::iter::successors(Some(pid), |pid| Some(parent(*pid)).filter(|pid| *pid > 1));
-        ancestors
-            .into_iter()
-            .any(|pid| pid.unsigned_abs() == cluster.sandbox().init())
-    };
-    let all = std::fs::read_dir("/proc").expect("/proc").flatten();
-    all.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-        .filter(|pid| is(*pid, "carrel-ssh") && is(parent(*pid), "carrel-init") && in_sandbox(*pid))
-        .collect()
 }
 
 /// A cluster that is stopped whole and started again still has its session.

@@ -3,6 +3,7 @@
 //! Most tests share one cluster and own sessions in it; those that kill or
 //! starve something start a cluster of their own.
 
+mod alone;
 mod bad_input;
 mod channels;
 mod deadlines;
@@ -11,7 +12,9 @@ mod forward;
 mod gpus;
 mod hostile;
 mod images;
+mod lost_store;
 mod open;
+mod processes;
 mod resume;
 mod sandbox;
 mod shared;

@@ -39,6 +39,8 @@ pub struct Options {
     pub gateway_flags: Vec<String>,
     /// Flags added to every agent's.
     pub agent_flags: Vec<String>,
+    /// Room on a disk of the broker's own, MiB; none: it shares the host's.
+    pub broker_room_mib: Option<u32>,
 }
 
 impl Default for Options {
@@ -51,6 +53,7 @@ impl Default for Options {
             broker_flags: Vec::new(),
             gateway_flags: Vec::new(),
             agent_flags: Vec::new(),
+            broker_room_mib: None,
         }
     }
 }
@@ -80,6 +83,16 @@ impl Cluster {
             .collect();
         let sandbox = Sandbox::start(&Programs::find(options.profile), &[ALICE, BOB]);
         let logs = sandbox.root().join("logs");
+        if let Some(room) = options.broker_room_mib {
+            let state = sandbox.root().join("broker");
+            fs::create_dir(&state).expect("own directory");
+            Cmd::new(sandbox.argv(ROOT, &[], "mount".as_ref()))
+                .args(["-t", "tmpfs", "-o"])
+                .arg(format!("mode=0755,size={room}m"))
+                .arg("tmpfs")
+                .arg(state)
+                .ok();
+        }
         let daemon = |name: &str, env: &[(String, OsString)], program: &str, args: &[OsString]| {
             let mut argv = sandbox.argv(ROOT, env, sandbox.program(program).as_os_str());
             argv.extend_from_slice(args);

@@ -46,7 +46,7 @@ impl NodeJoin for Join {
 
     async fn renew(&self, request: Request<RenewRequest>) -> Result<Response<JoinResponse>, Status> {
         let peer = Peer::of(&request)?;
-        let node = authenticate(&self.0, peer)?;
+        let node = authenticate(&self.0, peer).await?;
         let Peer::Remote { node: Some(old), .. } = peer else {
             return Err(Status::unauthenticated(
                 "renewing needs the certificate that is to be renewed",

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use carrel_core::broker::Input;
+use carrel_core::broker::{Input, found_on};
 use carrel_core::model::ids::NodeName;
 use carrel_core::model::node::Observed;
 use carrel_proto::v1;
@@ -45,7 +45,7 @@ impl AgentLink for Link {
         &self,
         request: Request<Streaming<v1::Observed>>,
     ) -> Result<Response<Self::ConnectStream>, Status> {
-        let node = authenticate(&self.context, Peer::of(&request)?)?;
+        let node = authenticate(&self.context, Peer::of(&request)?).await?;
         let entry = self.context.agents.enter(&node, &self.context.handle).await;
         let (sender, receiver) = mpsc::channel(UNDER_WAY);
         let span = tracing::info_span!("link", %node);
@@ -64,7 +64,10 @@ impl AgentLink for Link {
 }
 
 /// The node that a certificate is for, if it is the one that the node may come with.
-pub(super) fn authenticate(context: &Context, peer: &Peer) -> Result<NodeName, Status> {
+///
+/// A certificate of this cluster that the store does not know, and nobody revoked, is older than the store:
+/// the store was lost, or is a backup. Its node is found; what runs on it keeps its lease.
+pub(super) async fn authenticate(context: &Context, peer: &Peer) -> Result<NodeName, Status> {
     const HINT: &str = "join the host again: `carrel-node join` with a token from `carrel node token`";
     let Peer::Remote {
         node: Some(peer),
@@ -81,12 +84,65 @@ pub(super) fn authenticate(context: &Context, peer: &Peer) -> Result<NodeName, S
     if record.is_some_and(|record| record.accepts(peer.serial.as_str())) {
         return Ok(peer.node.clone());
     }
-    tracing::warn!(node = %peer.node, serial = %peer.serial, %address, "a node came with a certificate that is not its own");
-    let why = match record {
-        Some(_) => format!("the certificate of node {} was replaced or revoked", peer.node),
-        None => format!("node {} was removed from this cluster", peer.node),
+    let known = record.is_some();
+    drop(snapshot);
+    let (node, serial) = (peer.node.clone(), peer.serial.as_str());
+    let why = if context.gateways.is_removed(serial) {
+        format!("node {node} was removed from this cluster")
+    } else {
+        let input = Input::FindNode {
+            node: node.clone(),
+            certificate: serial.to_owned(),
+        };
+        match context.handle.call(input).await {
+            Ok(_) if known => {
+                tracing::warn!(%node, serial, %address, "the node's certificate was renewed after the backup that this store is");
+                return Ok(node);
+            }
+            Ok(_) => {
+                tracing::warn!(
+                    %node, serial, %address,
+                    "a node of this cluster came that the store does not know: `carrel node adopt {node}` takes it \
+                     back into service, `carrel found` lists what it runs"
+                );
+                return Ok(node);
+            }
+            Err(Refusal::Reject(reject)) => reject.message,
+            Err(refusal @ (Refusal::Full(_) | Refusal::Stopping)) => return Err(refuse::status(refusal)),
+        }
     };
+    tracing::warn!(%node, serial, %address, why, "a node was refused");
     Err(refuse::unauthenticated(why, HINT))
+}
+
+/// What was said in the log of what a node reports, so that it is said once.
+#[derive(Default)]
+struct Said {
+    found: usize,
+    foreign: bool,
+}
+
+impl Said {
+    fn about(&mut self, context: &Context, node: &NodeName, observed: &Observed) {
+        let snapshot = context.handle.snapshot();
+        let found = found_on(snapshot.state(), node).count();
+        if found > self.found {
+            tracing::warn!(
+                jobs = found,
+                "the node runs jobs that this broker does not know; they go on: `carrel found` lists them"
+            );
+        }
+        let foreign = snapshot.state().is_foreign(observed);
+        if foreign && !self.foreign {
+            let theirs = observed.accepted.as_ref().map(|(cluster, _)| cluster.to_string());
+            tracing::warn!(
+                ours = %snapshot.state().cluster.id,
+                theirs,
+                "the node obeys another cluster's broker: its leases are renewed, nothing is placed on it"
+            );
+        }
+        *self = Self { found, foreign };
+    }
 }
 
 /// The link's life; why it ended.
@@ -99,6 +155,7 @@ async fn run(
 ) -> Status {
     let mut certificates = HostCertificates::default();
     let mut due = false;
+    let mut said = Said::default();
     loop {
         // `message` keeps a part of a message over cancellation, `notified` loses no
         // permit, `reserve` takes nothing before it is done.
@@ -127,7 +184,7 @@ async fn run(
                     Ok(None) => return Status::cancelled("the agent closed the link"),
                     Err(status) => return status,
                 };
-                match observe(context, node, observed).await {
+                match observe(context, node, observed, &mut said).await {
                     Ok(answered) => due |= answered,
                     Err(status) => return status,
                 }
@@ -137,7 +194,12 @@ async fn run(
 }
 
 /// Hands in what a node is; true when it is to be answered.
-async fn observe(context: &Context, node: &NodeName, message: v1::Observed) -> Result<bool, Status> {
+async fn observe(
+    context: &Context,
+    node: &NodeName,
+    message: v1::Observed,
+    said: &mut Said,
+) -> Result<bool, Status> {
     let observed: Observed = message
         .try_into()
         .map_err(|error: carrel_proto::convert::ConvertError| {
@@ -158,12 +220,17 @@ async fn observe(context: &Context, node: &NodeName, message: v1::Observed) -> R
         jobs = observed.jobs.len(),
         "observed"
     );
-    match context.handle.call(Input::Observed(Box::new(observed))).await {
-        Ok(_) => Ok(true),
-        // Its lease is not renewed by what could not be kept; the next may be.
-        Err(refusal @ Refusal::Full(_)) => {
-            tracing::warn!(%refusal, "a node's state was not noted");
-            Ok(false)
+    let observed = Arc::new(observed);
+    let mut heard = context.handle.call(Input::Observed(Arc::clone(&observed))).await;
+    if let Err(refusal @ Refusal::Full(_)) = &heard {
+        // What it says cannot be kept and is said again; its lease is renewed.
+        tracing::debug!(%refusal, "a node's state was not noted");
+        heard = context.handle.call(Input::Contact(Arc::clone(&observed))).await;
+    }
+    match heard {
+        Ok(_) => {
+            said.about(context, node, &observed);
+            Ok(true)
         }
         Err(refusal) => Err(refuse::status(refusal)),
     }

@@ -5,14 +5,17 @@ pub mod refuse;
 pub mod ticket;
 
 mod add_ssh_key;
+mod adopt_found;
 mod create_node_token;
 mod create_token;
+mod end_found;
 mod environment;
 mod explain_job;
 mod extend_session;
 mod get_cluster;
 mod get_job;
 mod get_session;
+mod list_found;
 mod list_jobs;
 mod list_nodes;
 mod list_sessions;
@@ -166,6 +169,9 @@ calls! {
     list_jobs: ListJobsRequest -> ListJobsResponse;
     explain_job: GetJobRequest -> Explanation;
     list_nodes: ListNodesRequest -> ListNodesResponse;
+    list_found: ListFoundRequest -> ListFoundResponse;
+    adopt_found: AdoptFoundRequest -> Session;
+    end_found: EndFoundRequest -> EndFoundResponse;
     create_node_token: CreateNodeTokenRequest -> CreateNodeTokenResponse;
     update_node: UpdateNodeRequest -> Node;
     create_token: CreateTokenRequest -> CreateTokenResponse;

@@ -1,4 +1,4 @@
-//! Drains, resumes or removes a node.
+//! Drains, resumes, adopts or removes a node.
 
 use carrel_core::broker::Input;
 use carrel_core::model::ids::NodeName;
@@ -39,6 +39,7 @@ pub(super) async fn update_node(call: Call, request: UpdateNodeRequest) -> Resul
             }
             Input::RemoveNode(caller, name.clone())
         }
+        Ok(NodeAction::Adopt) => Input::AdoptNode(caller, name.clone()),
         Ok(NodeAction::Unspecified) | Err(_) => {
             return Err(invalid("the request does not say what to do with the node"));
         }

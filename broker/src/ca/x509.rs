@@ -10,7 +10,7 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, bail};
-use carrel_core::model::ids::NodeName;
+use carrel_core::model::ids::{ClusterId, NodeName};
 use rcgen::{
     BasicConstraints, Certificate, CertificateParams, CertificateSigningRequestParams, DistinguishedName,
     DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256,
@@ -23,6 +23,7 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 use super::files::{private_directory, read_text_if_there, write_secret};
 use super::tls::Identity;
 use super::{BACKDATE, unix_seconds};
+use crate::start::Origin;
 
 /// Validity of the authority itself. Nodes hold its certificate, so it must outlive them.
 const AUTHORITY_VALIDITY: Duration = Duration::from_hours(20 * 365 * 24);
@@ -35,6 +36,9 @@ pub const GATEWAY_VALIDITY: Duration = Duration::from_hours(30 * 24);
 pub const SERVER_VALIDITY: Duration = Duration::from_hours(7 * 24);
 /// Longest certificate request that is looked at: one for RSA-4096 is under 2 KiB.
 const MAX_CSR: usize = 8 * 1024;
+
+/// Of the certificate's SHA-256: no two clusters share as many.
+const CLUSTER_DIGITS: usize = 32;
 
 const KEY_FILE: &str = "ca-key.pem";
 const CERTIFICATE_FILE: &str = "ca.pem";
@@ -99,6 +103,8 @@ pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
     certificate: CertificateDer<'static>,
     pem: String,
+    /// Made by this start.
+    is_new: bool,
 }
 
 impl fmt::Debug for Authority {
@@ -114,6 +120,7 @@ impl Authority {
     pub fn open(state: &Path) -> Result<Self> {
         private_directory(state)?;
         let (key_file, certificate_file) = (state.join(KEY_FILE), state.join(CERTIFICATE_FILE));
+        let mut is_new = false;
         let key = match read_text_if_there(&key_file)? {
             Some(pem) => KeyPair::from_pem(&pem)
                 .with_context(|| format!("{} holds no private key", key_file.display()))?,
@@ -126,6 +133,7 @@ impl Authority {
             None => {
                 let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
                 write_secret(&key_file, key.serialize_pem().as_bytes())?;
+                is_new = true;
                 key
             }
         };
@@ -160,7 +168,18 @@ impl Authority {
             issuer,
             certificate,
             pem,
+            is_new,
         })
+    }
+
+    /// The cluster that this is the authority of. Its id is drawn from the certificate: whoever has the
+    /// authority is the cluster's broker, with its store or without.
+    pub fn origin(&self) -> Origin {
+        let digits = hexadecimal(&Sha256::digest(&self.certificate));
+        Origin {
+            cluster: ClusterId(digits[..CLUSTER_DIGITS].into()),
+            is_new: self.is_new,
+        }
     }
 
     /// The authority's certificate, PEM.

@@ -149,6 +149,11 @@ impl Gateways {
         write_json(&self.state.join(REMOVED_FILE), &inner.removed)
     }
 
+    /// A node that was removed had this serial.
+    pub fn is_removed(&self, serial: &str) -> bool {
+        self.lock().removed.contains_key(serial)
+    }
+
     /// Serials that gateways are to refuse.
     pub fn revoked(&self, state: &State) -> Vec<String> {
         let inner = self.lock();

@@ -76,7 +76,13 @@ impl Server {
         let clock = Arc::new(Clock::new());
         let agents = Arc::new(Agents::default());
         let effects = Arc::clone(&agents);
-        let (handle, writer) = Writer::start(store, config.settings(), Arc::clone(&clock), effects)?;
+        let (handle, writer, start) = Writer::start(
+            store,
+            config.settings(),
+            Arc::clone(&clock),
+            effects,
+            authority.origin(),
+        )?;
         let admins = config.admins.iter().cloned().collect();
         let auth = Auth::new(handle.clone(), Arc::clone(&clock), admins);
         let stopping = CancellationToken::new();
@@ -88,6 +94,7 @@ impl Server {
             ssh,
             agents,
             gateways,
+            start,
             url,
             stopping,
         };

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use carrel_core::broker::Change;
-use carrel_core::model::ids::SessionId;
+use carrel_core::model::ids::{Generation, JobId, JobKey, NodeName, SessionId};
 use serde::de::DeserializeOwned;
 
 use super::{Store, StoreError};
@@ -29,7 +29,16 @@ pub(super) fn load(store: &Store) -> Result<Vec<Change>, StoreError> {
         changes.push(Change::PutSession(Arc::new(session)));
     })?;
     bodies(store, "jobs", |job| changes.push(Change::PutJob(Arc::new(job))))?;
-    removals(store, &mut changes)?;
+    rows_of_nodes(store, "removals", "session, 0", |node, session, _| {
+        changes.push(Change::PutRemoval(node, SessionId(session)))
+    })?;
+    rows_of_nodes(store, "tombstones", "job, generation", |node, job, generation| {
+        let key = JobKey {
+            job: JobId(job),
+            generation: Generation(generation),
+        };
+        changes.push(Change::PutTombstone(node, key));
+    })?;
     Ok(changes)
 }
 
@@ -61,23 +70,29 @@ fn bodies<T: DeserializeOwned>(
     Ok(())
 }
 
-fn removals(store: &Store, changes: &mut Vec<Change>) -> Result<(), StoreError> {
+/// Every row of a table that says something of nodes in numbers.
+fn rows_of_nodes(
+    store: &Store,
+    table: &'static str,
+    numbers: &str,
+    mut each: impl FnMut(NodeName, u64, u64),
+) -> Result<(), StoreError> {
     let failed = |error| store.failure(error);
-    let table = "removals";
     let mut statement = store
         .connection
-        .prepare("SELECT node, session FROM removals")
+        .prepare(&format!("SELECT node, {numbers} FROM {table}"))
         .map_err(failed)?;
     let mut rows = statement.query([]).map_err(failed)?;
     while let Some(row) = rows.next().map_err(failed)? {
         let node: String = row.get(0).map_err(failed)?;
-        let session: i64 = row.get(1).map_err(failed)?;
+        let first: i64 = row.get(1).map_err(failed)?;
+        let second: i64 = row.get(2).map_err(failed)?;
         let node = node.parse().map_err(|error| StoreError::Damaged {
             path: store.path.clone(),
             table,
             error: <serde_json::Error as serde::de::Error>::custom(error),
         })?;
-        changes.push(Change::PutRemoval(node, SessionId(session as u64)));
+        each(node, first as u64, second as u64);
     }
     Ok(())
 }

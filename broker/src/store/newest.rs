@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use carrel_core::broker::Change;
-use carrel_core::model::ids::{JobId, NodeName, SessionId, UserName};
+use carrel_core::model::ids::{JobId, JobKey, NodeName, SessionId, UserName};
 
 /// What a change is of.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
@@ -16,6 +16,7 @@ enum Entity<'a> {
     Session(SessionId),
     Job(JobId),
     Removal(&'a NodeName, SessionId),
+    Tombstone(&'a NodeName, JobKey),
 }
 
 fn entity(change: &Change) -> Entity<'_> {
@@ -35,6 +36,7 @@ fn entity(change: &Change) -> Entity<'_> {
         Change::PutRemoval(node, session) | Change::DeleteRemoval(node, session) => {
             Entity::Removal(node, *session)
         }
+        Change::PutTombstone(node, key) | Change::DeleteTombstone(node, key) => Entity::Tombstone(node, *key),
     }
 }
 

@@ -114,5 +114,13 @@ pub(super) fn write(transaction: &Transaction<'_>, change: &Change) -> Result<()
             "DELETE FROM removals WHERE node = ?1 AND session = ?2",
             params![node.as_str(), integer(session.0)],
         ),
+        Change::PutTombstone(node, key) => run(
+            "INSERT OR REPLACE INTO tombstones (node, job, generation) VALUES (?1, ?2, ?3)",
+            params![node.as_str(), integer(key.job.0), integer(key.generation.0)],
+        ),
+        Change::DeleteTombstone(node, key) => run(
+            "DELETE FROM tombstones WHERE node = ?1 AND job = ?2 AND generation = ?3",
+            params![node.as_str(), integer(key.job.0), integer(key.generation.0)],
+        ),
     }
 }

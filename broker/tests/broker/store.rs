@@ -110,6 +110,7 @@ fn entities() -> Vec<Change> {
             boot_id: "b".into(),
             version: "v".into(),
             images: vec!["i".into()],
+            found: Some(Timestamp(8)),
         })),
         Change::PutSession(Arc::new(Session {
             id: SessionId(3),
@@ -139,6 +140,7 @@ fn entities() -> Vec<Change> {
             },
         ),
         Change::PutRemoval("n1".parse().expect("a name"), SessionId(2)),
+        Change::PutTombstone("n1".parse().expect("a name"), "9@7.1f".parse().expect("a key")),
     ]
 }
 
@@ -158,6 +160,7 @@ fn everything_comes_back_as_it_was_put() {
         Change::DeleteNode("n1".parse().expect("a name")),
         Change::DeleteSession(SessionId(3)),
         Change::DeleteRemoval("n1".parse().expect("a name"), SessionId(2)),
+        Change::DeleteTombstone("n1".parse().expect("a name"), "9@7.1f".parse().expect("a key")),
     ];
     store.commit(&deletions).expect("committed");
     let left = store.load().expect("loaded");

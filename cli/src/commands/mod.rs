@@ -5,6 +5,7 @@ pub mod attach;
 pub mod completion;
 pub mod explain;
 pub mod extend;
+pub mod found;
 pub mod key;
 pub mod login;
 pub mod node;
@@ -42,6 +43,7 @@ pub async fn run(context: &Context, command: Command) -> Result<u8> {
         Command::Login(args) => login::run(context, args).await,
         Command::Up(args) => up::run(context, args).await,
         Command::Node(args) => node::run(context, args).await,
+        Command::Found(args) => found::run(context, args).await,
         Command::Token(args) => token::run(context, args).await,
         Command::Key(args) => key::run(context, args).await,
         Command::User(args) => user::run(context, args).await,

@@ -49,6 +49,12 @@ pub enum NodeCommand {
         #[arg(value_name = "NODE")]
         node: String,
     },
+    /// Take a node into service that came with a certificate of this cluster and that no record knows
+    Adopt {
+        /// Node
+        #[arg(value_name = "NODE")]
+        node: String,
+    },
     /// Revoke a node's certificates and forget it
     Remove {
         /// Node
@@ -72,6 +78,7 @@ pub async fn run(context: &Context, args: NodeArgs) -> Result<u8> {
         NodeCommand::Token { node, ttl } => return token(context, node.unwrap_or_default(), ttl).await,
         NodeCommand::Drain { node, reason } => (node, v1::NodeAction::Drain, reason),
         NodeCommand::Resume { node } => (node, v1::NodeAction::Resume, String::new()),
+        NodeCommand::Adopt { node } => (node, v1::NodeAction::Adopt, String::new()),
         NodeCommand::Remove { node } => (node, v1::NodeAction::Remove, String::new()),
     };
     let mut client = context.client().await?;

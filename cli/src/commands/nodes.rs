@@ -50,6 +50,11 @@ fn row(node: &v1::Node) -> [String; 6] {
     let free = inventory.memory_bytes.saturating_sub(node.memory_held);
     let memory = format!("{}/{}", units::bytes(free), units::bytes(inventory.memory_bytes));
     let mut reasons = vec![node.reason.clone(), inventory.gpu_note.clone()];
+    match node.unknown.len() {
+        0 => {}
+        1 => reasons.push("1 job that no record knows, see `carrel found`".to_owned()),
+        more => reasons.push(format!("{more} jobs that no record knows, see `carrel found`")),
+    }
     let mut drained = inventory.gpus.iter().filter(|gpu| !gpu.drained.is_empty());
     if let Some(first) = drained.next() {
         reasons.push(format!("GPU {}: {}", first.index, first.drained));

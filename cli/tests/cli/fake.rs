@@ -421,6 +421,18 @@ impl Broker for Service {
         Self::not_here()
     }
 
+    async fn list_found(&self, _: Request<v1::ListFoundRequest>) -> Answer<v1::ListFoundResponse> {
+        Self::not_here()
+    }
+
+    async fn adopt_found(&self, _: Request<v1::AdoptFoundRequest>) -> Answer<v1::Session> {
+        Self::not_here()
+    }
+
+    async fn end_found(&self, _: Request<v1::EndFoundRequest>) -> Answer<v1::EndFoundResponse> {
+        Self::not_here()
+    }
+
     async fn create_token(&self, _: Request<v1::CreateTokenRequest>) -> Answer<v1::CreateTokenResponse> {
         Self::not_here()
     }

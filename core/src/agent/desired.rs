@@ -1,8 +1,8 @@
 //! The broker spoke.
 
 use super::entry::{Entry, Phase};
-use super::{Action, Agent, DEFAULT_GRACE_MS, Holding, MAX_FENCES, Now, Removal};
-use crate::model::ids::{Generation, JobId, JobKey};
+use super::{Action, Agent, Holding, MAX_FENCES, Now, Removal};
+use crate::model::ids::JobKey;
 use crate::model::node::{Desired, DesiredJob, EndCause, Tombstone};
 
 impl Agent {
@@ -82,59 +82,36 @@ impl Agent {
     }
 
     fn bury(&mut self, now: Now, tombstone: Tombstone) {
-        self.fence(tombstone.key);
-        for key in self.generations_of(tombstone.key.job) {
-            if key.generation <= tombstone.key.generation {
-                self.stop(now, key, EndCause::Tombstone, tombstone.grace_ms, "");
-            }
+        let key = tombstone.key;
+        self.fence(key);
+        let ours = self
+            .entries
+            .get(&key)
+            .is_some_and(|entry| entry.holding.cluster == self.myself.cluster);
+        if ours {
+            self.stop(now, key, EndCause::Tombstone, tombstone.grace_ms, "");
         }
     }
 
-    /// Nothing of a job up to this generation is started from now on.
+    /// This allocation is not started from now on.
     pub(super) fn fence(&mut self, key: JobKey) {
-        if self.is_fenced(key) {
+        if !self.fences.insert((key.generation, key.job)) {
             return;
         }
-        self.fences.insert(key.job, key.generation);
         self.persist(true);
         if self.fences.len() > MAX_FENCES {
-            // The oldest allocation: generations count over all jobs.
-            let oldest = self.fences.iter().min_by_key(|(_, generation)| **generation);
-            if let Some(job) = oldest.map(|(job, _)| *job) {
-                self.fences.remove(&job);
-            }
+            self.fences.pop_first();
         }
     }
 
     pub(super) fn is_fenced(&self, key: JobKey) -> bool {
-        self.fences
-            .get(&key.job)
-            .is_some_and(|fence| key.generation <= *fence)
-    }
-
-    /// Allocations of one of this cluster's jobs.
-    fn generations_of(&self, job: JobId) -> Vec<JobKey> {
-        let all = JobKey {
-            job,
-            generation: Generation(0),
-        }..=JobKey {
-            job,
-            generation: Generation(u64::MAX),
-        };
-        let ours = self
-            .entries
-            .range(all)
-            .filter(|(_, entry)| entry.holding.cluster == self.myself.cluster);
-        ours.map(|(key, _)| *key).collect()
+        self.fences.contains(&(key.generation, key.job))
     }
 
     /// Drops what the broker no longer mentions, of which nothing runs.
     fn forget(&mut self, now: Now, desired: &Desired) {
         let wanted = |key: JobKey| desired.jobs.iter().any(|job| job.key == key);
-        let buried = |key: JobKey| {
-            let mut tombstones = desired.tombstones.iter();
-            tombstones.any(|stone| stone.key.job == key.job && key.generation <= stone.key.generation)
-        };
+        let buried = |key: JobKey| desired.tombstones.iter().any(|stone| stone.key == key);
         let keys: Vec<JobKey> = self
             .entries
             .keys()
@@ -181,20 +158,9 @@ impl Agent {
             }
             return;
         }
-        let others = self.generations_of(job.key.job);
-        if self.is_fenced(key) || others.iter().any(|other| other.generation > key.generation) {
+        // What was ready and is not here any more is lost; the broker learns it from the next report.
+        if self.is_fenced(key) || job.ready {
             return;
-        }
-        for older in others {
-            // The broker has given the job resources anew: this allocation of it is over.
-            self.fence(older);
-            self.stop(
-                now,
-                older,
-                EndCause::Tombstone,
-                DEFAULT_GRACE_MS,
-                "the job was started anew",
-            );
         }
         let holding = Holding {
             session: job.session,
@@ -205,6 +171,10 @@ impl Agent {
             cpus: job.cpus,
             memory_bytes: job.memory_bytes,
             deadline: job.deadline,
+            rank: job.rank,
+            nodes: u32::try_from(job.peers.len().max(1)).unwrap_or(u32::MAX),
+            started: now.wall,
+            image: job.image.clone(),
         };
         let mut entry = Entry::new(holding, Phase::Waiting);
         entry.job = Some(job.clone());

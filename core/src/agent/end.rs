@@ -66,14 +66,20 @@ impl Agent {
     }
 
     pub(super) fn end_what_is_due(&mut self, now: Now) {
-        let lease_over = self.lease.end.is_some_and(|end| end <= now.boot_ms);
+        let lease_over = self.lease.end.filter(|end| *end <= now.boot_ms);
+        // Counted from the lease's end: a host that slept through it grants none.
+        let lease_grace =
+            lease_over.map(|end| DEFAULT_GRACE_MS.saturating_sub(now.boot_ms.saturating_sub(end)));
         let keys: Vec<JobKey> = self.entries.keys().copied().collect();
         for key in keys {
             let entry = &self.entries[&key];
             if entry.phase.lives() && entry.is_over(now.wall) {
                 self.stop(now, key, EndCause::Deadline, DEFAULT_GRACE_MS, "");
-            } else if entry.phase.lives() && entry.phase.holds() && lease_over {
-                self.stop(now, key, EndCause::Lease, DEFAULT_GRACE_MS, "");
+            } else if let Some(grace_ms) = lease_grace
+                && entry.phase.lives()
+                && entry.phase.holds()
+            {
+                self.stop(now, key, EndCause::Lease, grace_ms, "");
             }
             self.go_on_ending(now, key);
         }
@@ -131,7 +137,7 @@ impl Agent {
             let stuck = match entry.phase {
                 Phase::Removing { since, .. } => Some((
                     since,
-                    format!("job {} does not release it: {}", key.job, entry.detail),
+                    format!("draining, job {} does not release it: {}", key.job, entry.detail),
                 )),
                 Phase::Held { .. } | Phase::Starting => {
                     entry.blocked_since.map(|since| (since, entry.detail.clone()))

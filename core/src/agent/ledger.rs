@@ -18,7 +18,7 @@ pub struct Ledger {
     pub boot_id: String,
     /// End of the lease, milliseconds on that boot's clock.
     pub lease_end_ms: Option<u64>,
-    /// Ended jobs: generations up to these are not started.
+    /// Ended: these allocations are not started.
     pub fences: Vec<(JobId, Generation)>,
     /// Jobs that hold something, or are still to be reported.
     pub entries: Vec<LedgerEntry>,
@@ -84,7 +84,7 @@ impl Agent {
             fences: self
                 .fences
                 .iter()
-                .map(|(job, generation)| (*job, *generation))
+                .map(|(generation, job)| (*job, *generation))
                 .collect(),
             entries: entries.collect(),
         }
@@ -97,7 +97,11 @@ impl Agent {
         }
         if ledger.cluster == self.myself.cluster {
             self.accepted = ledger.accepted;
-            self.fences = ledger.fences.into_iter().collect();
+            self.fences = ledger
+                .fences
+                .into_iter()
+                .map(|(job, generation)| (generation, job))
+                .collect();
         }
         for LedgerEntry {
             key,

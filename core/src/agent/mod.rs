@@ -10,7 +10,9 @@
 //! - Nothing is started on a GPU, CPU or byte that another job of this node still holds; what a
 //!   process of no job holds, the shell finds at the start ([`ContainerEvent::Blocked`]).
 //! - A job ends by a tombstone, its deadline, its lease, or by itself; never because it is not mentioned.
-//! - What has ended never starts again: ends are remembered as fences.
+//! - What has ended never starts again: ends are remembered as fences. Nor does what was lost after
+//!   it had been ready: the broker says so.
+//! - An allocation is job *and* generation: another generation of a job is another's until the broker says more.
 //! - A job is released only when the shell has verified that nothing of it is left.
 
 mod adopt;
@@ -23,7 +25,7 @@ mod start;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -47,7 +49,7 @@ const KILL_MARGIN_MS: u64 = 2_000;
 /// Between two tries of what failed: a start on a busy GPU, a removal.
 const RETRY_MS: u64 = 1_000;
 /// A GPU that is not released, or is used by a process of no job, for so long is reported as drained.
-pub const DRAIN_AFTER_MS: u64 = 60_000;
+pub const DRAIN_AFTER_MS: u64 = 10_000;
 /// Ended jobs that are remembered so as not to be started again. Needed for late
 /// messages and restored backups of the broker; a node ends that many jobs in days.
 const MAX_FENCES: usize = 8_192;
@@ -101,6 +103,18 @@ pub struct Holding {
     pub memory_bytes: u64,
     /// When it ends, broker or no broker.
     pub deadline: Timestamp,
+    /// This node's rank in the gang.
+    #[serde(default)]
+    pub rank: u32,
+    /// Nodes of the gang; 0: not known.
+    #[serde(default)]
+    pub nodes: u32,
+    /// When this node took it in.
+    #[serde(default)]
+    pub started: Timestamp,
+    /// Image that it runs; empty: not known.
+    #[serde(default)]
+    pub image: String,
 }
 
 /// A container that is there.
@@ -251,8 +265,8 @@ pub struct Agent {
     newest: u64,
     /// Generation of the newest one of which everything has been done.
     applied: u64,
-    /// Ended: generations up to these are not started.
-    fences: BTreeMap<JobId, Generation>,
+    /// Ended: these are not started. The oldest first, since generations count over all jobs.
+    fences: BTreeSet<(Generation, JobId)>,
     entries: BTreeMap<JobKey, Entry>,
     removals: BTreeMap<SessionId, Removal>,
     lease: Lease,
@@ -288,7 +302,7 @@ impl Agent {
             accepted: None,
             newest: 0,
             applied: 0,
-            fences: BTreeMap::new(),
+            fences: BTreeSet::new(),
             entries: BTreeMap::new(),
             removals: BTreeMap::new(),
             lease: Lease::default(),

@@ -70,5 +70,9 @@ fn observed_job(key: JobKey, entry: &Entry) -> ObservedJob {
         deadline: holding.deadline,
         cluster: holding.cluster.clone(),
         connections: entry.connections,
+        rank: holding.rank,
+        nodes: holding.nodes,
+        started: holding.started,
+        image: holding.image.clone(),
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::ids::{ClusterId, Incarnation, NodeName, SessionId, UserName};
+use crate::model::ids::{ClusterId, Incarnation, JobKey, NodeName, SessionId, UserName};
 use crate::model::job::Job;
 use crate::model::node::NodeRecord;
 use crate::model::session::Session;
@@ -56,4 +56,8 @@ pub enum Change {
     DeleteRemoval(NodeName, SessionId),
     /// By name.
     DeleteUser(UserName),
+    /// An operator wants something ended that a node runs and no record knows.
+    PutTombstone(NodeName, JobKey),
+    /// It has.
+    DeleteTombstone(NodeName, JobKey),
 }

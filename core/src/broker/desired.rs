@@ -25,14 +25,11 @@ pub(super) fn desired(state: &State, node: &NodeName) -> Option<Desired> {
             None => {}
         }
     }
-    // What the node still has of jobs that we know to be over, or to be elsewhere by now.
+    // What the node still has of allocations that we know to be over, or that an operator wants ended.
     for stranger in state.strangers(node) {
-        let known = state
-            .jobs
-            .get(&stranger.key.job)
-            .and_then(|job| job.last_placed());
-        let over = known.is_some_and(|placed| placed.generation >= stranger.key.generation);
-        if over && stranger.cluster == state.cluster.id {
+        let unwanted =
+            state.tombstones.contains(&(node.clone(), stranger.key)) && stranger.cluster == state.cluster.id;
+        if unwanted || state.is_over(stranger) {
             tombstones.push(Tombstone {
                 key: stranger.key,
                 grace_ms,
@@ -105,6 +102,7 @@ fn desired_job(state: &State, job: &Job, placed: &Placed, rank: usize) -> Desire
         workdir: session
             .map(|session| session.spec.workdir.clone())
             .unwrap_or_default(),
+        ready: placed.ranks[rank].ready,
     }
 }
 

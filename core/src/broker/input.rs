@@ -4,7 +4,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::model::ids::{BadName, JobId, NodeName, SessionId, SessionName, UserName};
+use crate::model::ids::{BadName, JobId, JobKey, NodeName, SessionId, SessionName, UserName};
 use crate::model::node::Observed;
 use crate::model::resources::ResourceRequest;
 use crate::model::session::SessionSpec;
@@ -73,11 +73,16 @@ pub enum Input {
     /// End a session's live job, and forget the session.
     RemoveSession(Caller, SessionRef),
     /// A node spoke.
-    Observed(Box<Observed>),
+    Observed(Arc<Observed>),
+    /// The same, while nothing can be written: it keeps its lease, and everything else waits for
+    /// its next report.
+    Contact(Arc<Observed>),
     /// A node's link broke.
     Disconnected(NodeName),
     /// Time passed.
     Tick,
+    /// The wall clock was set forward by so much: leases are lengths of time and move with it.
+    ClockStepped(Duration),
     /// A one-time token for a node was made.
     CreateNodeToken(Caller, NodeToken),
     /// A host comes with a one-time token (its hash) and is to have a certificate.
@@ -98,6 +103,19 @@ pub enum Input {
         /// Serial of the one that it is to get.
         certificate: String,
     },
+    /// A host came with a certificate of this cluster (its serial) that the store does not know.
+    FindNode {
+        /// The node that it is for.
+        node: NodeName,
+        /// Serial of the certificate.
+        certificate: String,
+    },
+    /// Take a found node into service.
+    AdoptNode(Caller, NodeName),
+    /// Make a record of a found job: from now on it is its user's as any other.
+    AdoptJob(Caller, JobKey),
+    /// End a found job.
+    EndFound(Caller, JobKey),
     /// Take a node out of service: no new jobs.
     DrainNode(Caller, NodeName, String),
     /// Take it back.

@@ -8,6 +8,7 @@
 mod change;
 mod check;
 mod desired;
+mod found;
 mod input;
 mod names;
 mod on;
@@ -24,6 +25,7 @@ use std::sync::Arc;
 
 pub use change::{Change, ClusterRecord};
 pub use check::{Violation, check};
+pub use found::{FoundJob, FoundPart, found_jobs, found_on};
 pub use input::{Caller, Input, OpenSession, Reply, SessionRef};
 pub use reject::{Reject, RejectKind};
 pub use settings::Settings;

@@ -293,6 +293,11 @@ impl State {
         if let Some(reason) = self.nodes.get(name).and_then(|node| node.drained.as_ref()) {
             return Some(format!("node is drained ({reason})"));
         }
+        if self.nodes.get(name).is_some_and(|node| node.found.is_some()) {
+            return Some(format!(
+                "node was found, not joined: an operator adopts it with `carrel node adopt {name}`"
+            ));
+        }
         let Some(link) = self.links.get(name) else {
             return Some("node is down".to_owned());
         };

@@ -11,7 +11,7 @@ use crate::model::ids::{
     ClusterId, Generation, GpuUuid, Incarnation, JobId, JobKey, NodeName, SessionId, SessionName, UserName,
 };
 use crate::model::job::{Job, Phase};
-use crate::model::node::{NodeRecord, Observed, ObservedPhase};
+use crate::model::node::{NodeRecord, Observed, ObservedJob, ObservedPhase};
 use crate::model::session::Session;
 use crate::model::time::Timestamp;
 use crate::model::user::{ApiToken, NodeToken, User};
@@ -40,6 +40,8 @@ pub struct State {
     pub jobs: OrdMap<JobId, Arc<Job>>,
     /// Kept changes that nodes are to delete.
     pub removals: OrdMap<(NodeName, SessionId), ()>,
+    /// Found jobs that an operator wants ended.
+    pub tombstones: OrdSet<(NodeName, JobKey)>,
 
     /// API tokens by hash.
     pub token_hashes: OrdMap<[u8; 32], Arc<str>>,
@@ -146,6 +148,7 @@ impl State {
             sessions: OrdMap::new(),
             jobs: OrdMap::new(),
             removals: OrdMap::new(),
+            tombstones: OrdSet::new(),
             token_hashes: OrdMap::new(),
             session_names: OrdMap::new(),
             request_keys: OrdMap::new(),
@@ -170,7 +173,7 @@ impl State {
             number: state.cluster.incarnation.number + 1,
             nonce,
         };
-        state.next_generation = Generation::first_of(state.cluster.incarnation.number);
+        state.next_generation = Generation::before(state.cluster.incarnation);
         for node in state.nodes.keys() {
             state
                 .links
@@ -218,6 +221,12 @@ impl State {
             }
             Change::DeleteRemoval(node, session) => {
                 self.removals.remove(&(node, session));
+            }
+            Change::PutTombstone(node, key) => {
+                self.tombstones.insert((node, key));
+            }
+            Change::DeleteTombstone(node, key) => {
+                self.tombstones.remove(&(node, key));
             }
         }
     }
@@ -331,10 +340,7 @@ impl State {
     }
 
     /// What a node says runs on it that is no live job of ours: still held, so not free.
-    pub fn strangers<'a>(
-        &'a self,
-        node: &NodeName,
-    ) -> impl Iterator<Item = &'a crate::model::node::ObservedJob> + 'a {
+    pub fn strangers<'a>(&'a self, node: &NodeName) -> impl Iterator<Item = &'a ObservedJob> + 'a {
         let observed = self.links.get(node).and_then(|link| link.observed.as_deref());
         let node = node.clone();
         observed
@@ -342,6 +348,27 @@ impl State {
             .flat_map(|observed| &observed.jobs)
             .filter(|job| job.phase != ObservedPhase::Released)
             .filter(move |job| job.cluster != self.cluster.id || !self.holds(job.key, &node))
+    }
+
+    /// An allocation of ours that was given and is over, or is over on the node that speaks of it.
+    pub(super) fn is_over(&self, stranger: &ObservedJob) -> bool {
+        let known = self.jobs.get(&stranger.key.job).and_then(|job| job.last_placed());
+        stranger.cluster == self.cluster.id
+            && known.is_some_and(|placed| placed.generation == stranger.key.generation)
+    }
+
+    /// Found jobs that an operator wants ended on a node.
+    pub(super) fn tombstones_on<'a>(&'a self, node: &'a NodeName) -> impl Iterator<Item = JobKey> + 'a {
+        let all = self.tombstones.iter().filter(move |(on, _)| on == node);
+        all.map(|(_, key)| *key)
+    }
+
+    /// The node obeys another cluster's broker.
+    pub fn is_foreign(&self, observed: &Observed) -> bool {
+        observed
+            .accepted
+            .as_ref()
+            .is_some_and(|(cluster, _)| *cluster != self.cluster.id)
     }
 
     /// A live job of ours holds this allocation on this node.

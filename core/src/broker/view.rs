@@ -1,10 +1,11 @@
 //! What readers want to know of a state.
 
+use super::found::found_on;
 use super::schedule::{find_place, fits_when_free, summary};
 use super::state::{NodeUsage, State};
 use crate::model::gpu::Inventory;
 use crate::model::ids::{JobId, NodeName};
-use crate::model::job::{Job, JobState, Phase};
+use crate::model::job::{Job, JobState, Phase, RankStatus};
 use crate::model::node::ObservedJob;
 use crate::model::session::{Session, SessionState};
 use crate::model::topology::Link;
@@ -41,12 +42,17 @@ pub fn state_reason(state: &State, job: &Job) -> String {
         },
         Phase::Ended { ending, .. } => ending.reason.clone(),
         Phase::Placed(placed) => {
-            let Some(ending) = &placed.ending else {
-                let progress = (0..placed.ranks.len()).filter(|rank| !placed.ranks[*rank].ready);
-                let mut progress = progress.filter_map(|rank| rank_detail(state, job, rank));
-                return progress.next().unwrap_or_default();
+            let detail = |open: fn(&RankStatus) -> bool| {
+                let ranks = (0..placed.ranks.len()).filter(|rank| open(&placed.ranks[*rank]));
+                ranks.filter_map(|rank| rank_detail(state, job, rank)).next()
             };
-            ending.reason.clone()
+            match &placed.ending {
+                None => detail(|rank| !rank.ready).unwrap_or_default(),
+                Some(ending) => match detail(|rank| !rank.released) {
+                    Some(why) => format!("{}; not released yet: {why}", ending.reason),
+                    None => ending.reason.clone(),
+                },
+            }
         }
     }
 }
@@ -86,7 +92,8 @@ pub fn node_state(state: &State, name: &NodeName) -> (&'static str, String) {
         return (if holds { "DRAINING" } else { "DRAINED" }, reason);
     }
     if let Some(reason) = state.unavailable(name) {
-        return ("DOWN", reason);
+        let found = state.nodes.get(name).is_some_and(|node| node.found.is_some());
+        return (if found { "FOUND" } else { "DOWN" }, reason);
     }
     let Some(node) = state.nodes.get(name) else {
         return ("DOWN", "unknown node".to_owned());
@@ -145,11 +152,7 @@ pub fn node_view(state: &State, name: &NodeName) -> NodeView {
         gpu_jobs: node.inventory.gpus.iter().map(|gpu| holder(&gpu.uuid)).collect(),
         cpus: usage.cpus,
         memory: usage.memory,
-        unknown: strangers
-            .iter()
-            .filter(|job| !state.jobs.contains_key(&job.key.job))
-            .cloned()
-            .collect(),
+        unknown: found_on(state, name).cloned().collect(),
     }
 }
 

@@ -32,19 +32,30 @@ number_id! {
 
 /// A fencing token: which allocation of a job is meant.
 ///
-/// Ordered first by the broker's incarnation, then by a count within it, so
-/// that a later allocation is always greater, whatever was restarted.
+/// Ordered first by the number of the broker's incarnation, so that a later
+/// allocation is greater, whatever was restarted; then by bits of its nonce,
+/// so that two starts that took the same number (a restored backup) give
+/// different ones; then by a count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Generation(pub u64);
 
 impl Generation {
-    /// Bits for the count within one incarnation: a million allocations a second for 12 days.
-    const COUNT_BITS: u32 = 40;
+    /// Bits below the incarnation's number.
+    const START_BITS: u32 = 40;
+    /// Bits for the count within one incarnation: a thousand allocations a second for three days.
+    const COUNT_BITS: u32 = 28;
 
-    /// The first generation of an incarnation.
-    pub fn first_of(incarnation: u64) -> Self {
-        Self(incarnation << Self::COUNT_BITS)
+    /// The least generation of the incarnations of a number.
+    pub fn first_of(number: u64) -> Self {
+        Self(number << Self::START_BITS)
+    }
+
+    /// Those of one incarnation come after this one.
+    pub fn before(incarnation: Incarnation) -> Self {
+        let nonce_bits = Self::START_BITS - Self::COUNT_BITS;
+        let nonce = incarnation.nonce & ((1 << nonce_bits) - 1);
+        Self(Self::first_of(incarnation.number).0 | nonce << Self::COUNT_BITS)
     }
 
     /// The next one.
@@ -58,10 +69,29 @@ impl fmt::Display for Generation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{}.{}",
-            self.0 >> Self::COUNT_BITS,
-            self.0 & ((1 << Self::COUNT_BITS) - 1)
+            "{}.{:x}",
+            self.0 >> Self::START_BITS,
+            self.0 & ((1 << Self::START_BITS) - 1)
         )
+    }
+}
+
+impl FromStr for Generation {
+    type Err = BadName;
+
+    fn from_str(text: &str) -> Result<Self, BadName> {
+        let parse = || {
+            let (number, rest) = text.split_once('.')?;
+            let number: u64 = number.parse().ok()?;
+            let rest = u64::from_str_radix(rest, 16).ok()?;
+            let fits = number >> (u64::BITS - Self::START_BITS) == 0 && rest >> Self::START_BITS == 0;
+            fits.then_some(Self(number << Self::START_BITS | rest))
+        };
+        parse().ok_or_else(|| BadName {
+            what: "generation",
+            text: text.chars().take(80).collect(),
+            rule: "a number, '.', and hexadecimal digits",
+        })
     }
 }
 
@@ -77,6 +107,25 @@ pub struct JobKey {
 impl fmt::Display for JobKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}@{}", self.job, self.generation)
+    }
+}
+
+impl FromStr for JobKey {
+    type Err = BadName;
+
+    fn from_str(text: &str) -> Result<Self, BadName> {
+        let parts = text
+            .split_once('@')
+            .and_then(|(job, generation)| Some((job.parse().ok()?, generation.parse().ok()?)));
+        let (job, generation) = parts.ok_or_else(|| BadName {
+            what: "allocation",
+            text: text.chars().take(80).collect(),
+            rule: "a job id, '@', and a generation, as in 7@3.1",
+        })?;
+        Ok(Self {
+            job: JobId(job),
+            generation,
+        })
     }
 }
 
@@ -235,6 +284,29 @@ mod tests {
         let old = Generation::first_of(7).next().next();
         assert!(Generation::first_of(8) > old);
         assert_eq!(old.to_string(), "7.2");
+    }
+
+    #[test]
+    fn two_starts_of_one_number_give_different_generations() {
+        let start = |nonce| Generation::before(Incarnation { number: 7, nonce });
+        let (one, other) = (start(0x1f05).next(), start(0x2f06).next());
+        assert_ne!(one, other);
+        assert!(one > Generation::first_of(7) && other < Generation::first_of(8));
+        let key = JobKey {
+            job: JobId(41),
+            generation: one,
+        };
+        assert_eq!(key.to_string().parse(), Ok(key));
+        for bad in [
+            "41",
+            "41@7",
+            "x@7.1",
+            "41@7.x",
+            "41@7.10000000000",
+            "41@99999999.1",
+        ] {
+            assert!(bad.parse::<JobKey>().is_err(), "{bad}");
+        }
     }
 
     #[test]

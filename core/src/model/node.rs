@@ -28,6 +28,10 @@ pub struct NodeRecord {
     pub version: String,
     /// Images present on it.
     pub images: Vec<String>,
+    /// Since when it is known, if it came with a certificate of this cluster and no record knew it
+    /// (the store was lost): nothing is placed on it until an operator adopts it.
+    #[serde(default)]
+    pub found: Option<Timestamp>,
 }
 
 impl NodeRecord {
@@ -102,6 +106,14 @@ pub struct ObservedJob {
     pub cluster: ClusterId,
     /// Live SSH connections.
     pub connections: u32,
+    /// This node's rank in the gang.
+    pub rank: u32,
+    /// Nodes of the gang.
+    pub nodes: u32,
+    /// When its node took it in, by that node's clock.
+    pub started: Timestamp,
+    /// Image that it runs.
+    pub image: String,
 }
 
 /// Everything that a node is, as its agent says.
@@ -173,12 +185,16 @@ pub struct DesiredJob {
     pub host_principals: Vec<String>,
     /// Working directory; empty: the home.
     pub workdir: String,
+    /// The node has said that it was ready: a node that has nothing of it has lost it, and does not
+    /// start it anew. A job runs once.
+    pub ready: bool,
 }
 
-/// A job that a node is to end and forget, up to this generation.
+/// An allocation that a node is to end and forget. Exactly this one: after a backup was restored,
+/// another generation of the same job may be somebody else's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tombstone {
-    /// The job and its last generation to end.
+    /// Which allocation.
     pub key: JobKey,
     /// Milliseconds between the terminate signal and the kill.
     pub grace_ms: u64,

@@ -9,7 +9,7 @@ use carrel_proto::v1;
 use prost::Message;
 
 use super::{Shared, Wish};
-use crate::runtime::{BindMount, ContainerRecord, ContainerSpec};
+use crate::runtime::{BindMount, ContainerRecord, ContainerSpec, LeaseEnd};
 
 /// The GPUs of a job, in the container's order.
 pub(super) fn gpus_of(inventory: &Inventory, uuids: &[GpuUuid]) -> Result<Vec<GpuInfo>> {
@@ -28,6 +28,7 @@ pub(super) fn container(
     wish: &Wish,
     gpus: Vec<GpuInfo>,
     config: &v1::InitConfig,
+    lease: LeaseEnd,
 ) -> Result<ContainerSpec> {
     let Wish { job, message } = wish;
     let identity = message
@@ -51,6 +52,8 @@ pub(super) fn container(
             cpus: job.cpus,
             memory_bytes: job.memory_bytes,
             deadline: job.deadline,
+            nodes: u32::try_from(job.peers.len().max(1)).unwrap_or(u32::MAX),
+            started: crate::clock::now().wall,
         },
         hostname: host_name(job),
         mounts: BindMount::home(&identity).into_iter().collect(),
@@ -64,6 +67,7 @@ pub(super) fn container(
             .collect(),
         hosts: Vec::new(),
         init_config: config.encode_to_vec(),
+        lease,
         command: None,
     })
 }
@@ -91,6 +95,8 @@ pub(super) fn init(
         workdir: job.workdir.clone(),
         ssh: message.ssh.clone(),
         banner: banner(node, network, job, gpus),
+        // Known when the container is made.
+        first_lease_end_ms: 0,
     }
 }
 
@@ -191,6 +197,7 @@ mod tests {
             host_key: String::new(),
             host_principals: Vec::new(),
             workdir: String::new(),
+            ready: false,
         }
     }
 

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Command, Shared, Wanted, config, usage};
 use crate::init_client::{Told, keep_told};
-use crate::runtime::{ContainerRecord, Exit};
+use crate::runtime::{ContainerRecord, Exit, LeaseEnd};
 
 /// Longest wait for carrel-init to say that it is up: it takes some milliseconds, on a host that swaps seconds.
 const READY_TIMEOUT: Duration = Duration::from_mins(1);
@@ -118,7 +118,9 @@ impl Worker {
         }
         let gpu_env = shared.runtime.gpu_environment(&gpus).await?;
         let config = config::init(&shared.node, shared.runtime.network(), &wish, &gpus, &gpu_env);
-        let spec = config::container(&shared, &wish, gpus.clone(), &config)?;
+        let wanted = self.wanted.clone();
+        let lease = LeaseEnd(Arc::new(move || wanted.borrow().lease_end_ms));
+        let spec = config::container(&shared, &wish, gpus.clone(), &config, lease)?;
         let (key, events) = (self.key, shared.events.clone());
         let progress = move |text: String| {
             // Progress is not worth waiting for: there is more of it.

@@ -6,6 +6,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
+use carrel_proto::v1::InitConfig;
 use containerd_client::services::v1::container::Runtime as RuntimeName;
 use containerd_client::services::v1::snapshots::{
     MountsRequest, PrepareSnapshotRequest, StatSnapshotRequest,
@@ -197,6 +198,13 @@ impl Runtime {
             .told("looking for the session's files")?
             .and_then(|found| found.info)
         {
+            // Session ids may be given out again after the broker's store was lost.
+            let owner = kept.labels.get(USER_LABEL).unwrap_or(&record.user);
+            ensure!(
+                *owner == record.user,
+                "what is kept here of session {} is {owner}'s; `ctr -n carrel snapshots rm {key}` on this node removes it",
+                record.session.map_or(0, |session| session.0)
+            );
             if kept.parent == image.chain_id {
                 let mounts = MountsRequest {
                     snapshotter: SNAPSHOTTER.to_owned(),
@@ -220,7 +228,11 @@ impl Runtime {
             snapshotter: SNAPSHOTTER.to_owned(),
             key,
             parent: image.chain_id.clone(),
-            labels: [("containerd.io/gc.root".to_owned(), since)].into(),
+            labels: [
+                ("containerd.io/gc.root".to_owned(), since),
+                (USER_LABEL.to_owned(), record.user.clone()),
+            ]
+            .into(),
         };
         let prepared = containerd.snapshots().prepare(containerd.request(prepare)).await;
         Ok(prepared
@@ -340,7 +352,12 @@ fn write_job_dir(
         .create_new(true)
         .mode(0o600)
         .open(dir.join("run/init.pb"));
-    secret?.write_all(&spec.init_config)?;
+    // Serialized messages one after the other are one message with the fields of both.
+    let lease = InitConfig {
+        first_lease_end_ms: (spec.lease.0)().unwrap_or(0),
+        ..InitConfig::default()
+    };
+    secret?.write_all(&[&spec.init_config[..], &lease.encode_to_vec()].concat())?;
 
     let etc = dir.join("etc");
     fs::create_dir(&etc)?;

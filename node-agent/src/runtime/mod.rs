@@ -56,7 +56,9 @@ use spec::HostFacts;
 pub use events::{Events, RuntimeEvent};
 pub use network::NetworkMode;
 pub use open::RuntimeOptions;
-pub use record::{BindMount, Container, ContainerRecord, ContainerSpec, ContainerState, Exit, HostEntry};
+pub use record::{
+    BindMount, Container, ContainerRecord, ContainerSpec, ContainerState, Exit, HostEntry, LeaseEnd,
+};
 pub(crate) use spec::DEFAULT_PATH;
 pub use spec::{PROGRAMS_DIR, RUN_DIR};
 

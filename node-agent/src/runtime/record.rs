@@ -1,6 +1,8 @@
 //! What a container is told at its start, and what is known of it ever after.
 
+use std::fmt;
 use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use carrel_core::model::gpu::GpuInfo;
@@ -44,6 +46,12 @@ pub struct ContainerRecord {
     pub memory_bytes: u64,
     /// When it ends, broker or no broker.
     pub deadline: Timestamp,
+    /// Nodes of the gang; 0: not known.
+    #[serde(default)]
+    pub nodes: u32,
+    /// When this node took it in.
+    #[serde(default)]
+    pub started: Timestamp,
 }
 
 impl ContainerRecord {
@@ -61,6 +69,23 @@ impl ContainerRecord {
 
     pub(crate) fn from_label(text: &str) -> Result<Self> {
         serde_json::from_str(text).context("the container's label is of another version of carrel-node")
+    }
+}
+
+/// Tells when the lease ends; none: there is none.
+#[derive(Clone)]
+pub struct LeaseEnd(pub Arc<dyn Fn() -> Option<u64> + Send + Sync>);
+
+impl LeaseEnd {
+    /// There is none.
+    pub fn none() -> Self {
+        Self(Arc::new(|| None))
+    }
+}
+
+impl fmt::Debug for LeaseEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", (self.0)())
     }
 }
 
@@ -85,6 +110,9 @@ pub struct ContainerSpec {
     pub hosts: Vec<HostEntry>,
     /// A serialized `carrel.v1.InitConfig`, put where carrel-init reads it.
     pub init_config: Vec<u8>,
+    /// End of the lease as it is when the container is made, milliseconds of `CLOCK_BOOTTIME`:
+    /// images take minutes to come, and the lease is renewed meanwhile.
+    pub lease: LeaseEnd,
     /// What process 1 is, instead of carrel-init. For tests.
     pub command: Option<Vec<String>>,
 }

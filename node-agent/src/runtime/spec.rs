@@ -367,7 +367,7 @@ fn seccomp() -> Result<Value> {
 mod tests {
     use super::*;
     use crate::cdi::{Hook, Mount};
-    use crate::runtime::record::{BindMount, ContainerRecord};
+    use crate::runtime::record::{BindMount, ContainerRecord, LeaseEnd};
     use carrel_core::model::ids::{Generation, JobId, JobKey};
     use carrel_core::model::time::Timestamp;
     use carrel_proto::v1::Identity;
@@ -389,6 +389,8 @@ mod tests {
                 cpus: 3,
                 memory_bytes: 1 << 30,
                 deadline: Timestamp(0),
+                nodes: 1,
+                started: Timestamp(0),
             },
             hostname: "dev".into(),
             identity: Identity::default(),
@@ -402,6 +404,7 @@ mod tests {
             }],
             hosts: Vec::new(),
             init_config: Vec::new(),
+            lease: LeaseEnd::none(),
             command: None,
         }
     }

@@ -14,7 +14,7 @@ use std::time::Duration;
 use carrel_core::model::ids::{Generation, JobId, JobKey, SessionId};
 use carrel_core::model::time::Timestamp;
 use carrel_node::runtime::{
-    Container, ContainerRecord, ContainerSpec, ContainerState, NetworkMode, Runtime, RuntimeOptions,
+    Container, ContainerRecord, ContainerSpec, ContainerState, LeaseEnd, NetworkMode, Runtime, RuntimeOptions,
 };
 use carrel_proto::v1::Identity;
 use futures::FutureExt;
@@ -193,6 +193,8 @@ pub fn job(number: u64, image: &str, script: &str) -> ContainerSpec {
             cpus: 1,
             memory_bytes: 128 << 20,
             deadline: Timestamp(1_900_000_000_000),
+            nodes: 1,
+            started: Timestamp(1_700_000_000_000),
         },
         hostname: format!("job{number}"),
         identity: Identity {
@@ -209,6 +211,7 @@ pub fn job(number: u64, image: &str, script: &str) -> ContainerSpec {
         mounts: Vec::new(),
         hosts: Vec::new(),
         init_config: b"configuration".to_vec(),
+        lease: LeaseEnd::none(),
         command: Some(["/bin/busybox", "sh", "-c", script].map(str::to_owned).to_vec()),
     }
 }

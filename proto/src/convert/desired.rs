@@ -53,6 +53,7 @@ fn desired_job(job: &DesiredJob, identity: v1::Identity, ssh: v1::SshAccess) -> 
         go: job.go,
         ssh: Some(ssh),
         workdir: job.workdir.clone(),
+        ready: job.ready,
     }
 }
 
@@ -149,6 +150,7 @@ impl TryFrom<v1::DesiredJob> for DesiredJob {
             host_key: String::new(),
             host_principals: Vec::new(),
             workdir: job.workdir,
+            ready: job.ready,
         })
     }
 }

@@ -80,6 +80,10 @@ impl From<&ObservedJob> for v1::ObservedJob {
             deadline_ms: job.deadline.millis(),
             cluster: job.cluster.to_string(),
             connections: job.connections,
+            rank: job.rank,
+            nodes: job.nodes,
+            started_ms: job.started.millis(),
+            image: job.image.clone(),
         }
     }
 }
@@ -113,6 +117,10 @@ impl TryFrom<v1::ObservedJob> for ObservedJob {
             deadline: Timestamp::from_millis(job.deadline_ms),
             cluster: cluster(&job.cluster)?,
             connections: job.connections,
+            rank: job.rank,
+            nodes: job.nodes,
+            started: Timestamp::from_millis(job.started_ms),
+            image: text(job.image),
         })
     }
 }

@@ -62,6 +62,10 @@ fn observed() -> Observed {
             deadline: Timestamp(1_000),
             cluster: ClusterId("c1".into()),
             connections: 1,
+            rank: 1,
+            nodes: 2,
+            started: Timestamp(900),
+            image: "busybox".into(),
         }],
         version: "0.1.0".into(),
         images: vec!["busybox".into()],
@@ -103,6 +107,7 @@ fn wanted() -> Desired {
             host_key: String::new(),
             host_principals: Vec::new(),
             workdir: "/work".into(),
+            ready: true,
         }],
         tombstones: vec![Tombstone {
             key: key(),

@@ -1,22 +1,28 @@
 //! How often what happened.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 
 /// How often each fault and transition occurred.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Counts(BTreeMap<&'static str, u64>);
+pub struct Counts(BTreeMap<Cow<'static, str>, u64>);
 
 impl Counts {
     /// Counts one.
     pub fn add(&mut self, what: &'static str) {
-        *self.0.entry(what).or_default() += 1;
+        *self.0.entry(Cow::Borrowed(what)).or_default() += 1;
+    }
+
+    /// The same, of something that has no fixed text.
+    pub fn add_text(&mut self, what: String) {
+        *self.0.entry(Cow::Owned(what)).or_default() += 1;
     }
 
     /// Adds another's.
     pub fn merge(&mut self, other: &Self) {
         for (what, times) in &other.0 {
-            *self.0.entry(what).or_default() += times;
+            *self.0.entry(what.clone()).or_default() += times;
         }
     }
 

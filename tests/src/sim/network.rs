@@ -1,4 +1,4 @@
-//! The network between broker and agents: it loses, repeats, delays and reorders.
+//! The network between broker and agents: it loses, repeats, delays, reorders, and parts.
 
 use carrel_core::model::ids::NodeName;
 use carrel_core::model::node::{Desired, Observed};
@@ -15,13 +15,24 @@ pub enum Message {
     Desired(NodeName, Box<Desired>),
 }
 
+/// What of a node's link is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cut {
+    /// Both ways.
+    Both,
+    /// Only what the node says.
+    ToBroker,
+    /// Only what the broker says.
+    FromBroker,
+}
+
 /// Messages under way, and what may happen to them.
 #[derive(Debug, Default)]
 pub struct Network {
     /// Arrival in milliseconds since the world began, and the message.
     flying: Vec<(u64, Message)>,
-    /// Nodes that nothing reaches now.
-    pub cut: Vec<NodeName>,
+    /// Nodes that are cut off, how, and until when.
+    pub cuts: Vec<(NodeName, Cut, u64)>,
     /// No faults any more.
     pub calm: bool,
 }
@@ -30,6 +41,8 @@ pub struct Network {
 const USUAL_DELAY: u64 = 20;
 /// The longest delay of a message that arrives, milliseconds: longer than many other things take.
 const LONG_DELAY: u64 = 30_000;
+/// What a connection that hangs may hold a message back for, milliseconds.
+const HANGING_DELAY: u64 = 120_000;
 
 impl Network {
     /// Sends a message, or does not.
@@ -51,7 +64,10 @@ impl Network {
             let late = now + rng.below(LONG_DELAY);
             self.flying.push((late, message.clone()));
         }
-        let delay = if rng.one_in(8) {
+        let delay = if rng.one_in(40) {
+            counts.add("message held back");
+            rng.below(HANGING_DELAY)
+        } else if rng.one_in(8) {
             counts.add("message delayed");
             rng.below(LONG_DELAY)
         } else {
@@ -61,11 +77,13 @@ impl Network {
     }
 
     fn is_cut(&self, message: &Message) -> bool {
-        let node = match message {
-            Message::Observed(observed) => &observed.node,
-            Message::Desired(node, _) => node,
+        let (node, unhurt) = match message {
+            Message::Observed(observed) => (&observed.node, Cut::FromBroker),
+            Message::Desired(node, _) => (node, Cut::ToBroker),
         };
-        self.cut.contains(node)
+        self.cuts
+            .iter()
+            .any(|(cut, how, _)| cut == node && *how != unhurt)
     }
 
     /// The next message that has arrived by now.
@@ -80,13 +98,32 @@ impl Network {
         }
     }
 
-    /// When the next message arrives.
+    /// When the next message arrives, or a cut ends.
     pub fn next(&self) -> Option<u64> {
-        self.flying.iter().map(|(at, _)| *at).min()
+        let cuts = self.cuts.iter().map(|(_, _, until)| *until);
+        self.flying.iter().map(|(at, _)| *at).chain(cuts).min()
     }
 
-    /// Everything under way to and from the broker is gone: its process died.
-    pub fn drop_all(&mut self) {
-        self.flying.clear();
+    /// Ends the cuts that are over; the nodes of those.
+    pub fn heal(&mut self, now: u64) -> Vec<NodeName> {
+        let over = self.cuts.iter().filter(|(_, _, until)| *until <= now);
+        let over = over.map(|(node, _, _)| node.clone()).collect();
+        self.cuts.retain(|(_, _, until)| *until > now);
+        over
+    }
+
+    /// The broker's process died: what was said to it is gone, and sometimes what it had said as well.
+    pub fn drop_all(&mut self, rng: &mut Rng) {
+        let keep = !rng.one_in(3);
+        self.flying
+            .retain(|(_, message)| keep && matches!(message, Message::Desired(_, _)));
+    }
+
+    /// A node's connections are gone, with what was under way on them.
+    pub fn drop_of(&mut self, of: &NodeName) {
+        self.flying.retain(|(_, message)| match message {
+            Message::Observed(observed) => observed.node != *of,
+            Message::Desired(node, _) => node != of,
+        });
     }
 }

@@ -1,6 +1,6 @@
 //! A simulated host: the real agent, and a world of containers for it to rule.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use carrel_core::agent::{
     Action, Agent, ContainerEvent, Found, FoundState, Holding, Input, Ledger, Myself, Now,
@@ -12,6 +12,7 @@ use carrel_core::model::time::Timestamp;
 use carrel_core::model::topology::{Link, LinkMatrix};
 
 use super::count::Counts;
+use super::mutant::{self, Mutant};
 use super::rng::Rng;
 
 /// Between two reports when nothing changes, milliseconds.
@@ -22,6 +23,12 @@ pub const GPUS: u32 = 4;
 const CPUS: u32 = 16;
 /// Memory of a host, bytes.
 const MEMORY: u64 = 256 << 30;
+/// What carrel-init grants at the lease's end, milliseconds.
+const LEASE_GRACE: u64 = 10_000;
+/// Within it an agent that is up has ended what is past its deadline, milliseconds: grace, kill, and retries.
+const END_WITHIN: u64 = 60_000;
+/// Reports of which it is known when they were sent.
+const MAX_SENT: usize = 512;
 
 /// A container as it really is, whatever anybody believes.
 #[derive(Clone, Debug)]
@@ -32,8 +39,12 @@ pub struct Container {
     pub state: Physical,
     /// carrel-init's own lease, boot milliseconds.
     pub lease_end: Option<u64>,
+    /// Its end has begun, and is done at this time, boot milliseconds.
+    dies_at: Option<u64>,
     /// It was told that its gang is complete.
     pub go: bool,
+    /// It, or its start, came back with a snapshot of its host: the world may count it as over.
+    pub revived: bool,
 }
 
 /// How far a container really is.
@@ -54,13 +65,23 @@ enum Later {
     Tell(Input),
     /// A container's start is done.
     Started(JobKey),
-    /// A container ends by itself, with this exit code.
-    Ends(JobKey, Option<i32>),
+    /// A container ends, with this exit code, for want of memory or not.
+    Ends(JobKey, Option<i32>, bool),
     /// What is left of a container is gone.
     Removed(JobKey),
 }
 
+/// Something that the world judges.
+#[derive(Clone, Copy, Debug)]
+pub enum Deed {
+    /// A container's processes came to run.
+    Started(JobKey),
+    /// The agent ends what runs. Nothing here asks for it: neither deadline nor lease.
+    Ended(JobKey),
+}
+
 /// A simulated host.
+#[derive(Clone)]
 pub struct Node {
     /// Its name.
     pub name: NodeName,
@@ -77,13 +98,34 @@ pub struct Node {
     pub containers: BTreeMap<JobKey, Container>,
     later: Vec<(u64, u64, Later)>,
     next_report: u64,
-    /// When it comes back, world milliseconds; none: it is up.
+    /// When the agent comes back, world milliseconds; none: it is up.
     pub down_until: Option<u64>,
+    /// The host is suspended until then, world milliseconds.
+    pub asleep_until: Option<u64>,
+    /// How far its wall clock is ahead of the world's, milliseconds.
+    pub skew: i64,
+    /// The last ledger that survives a loss of power.
+    synced: Option<Ledger>,
+    /// The agent, awake, since then, world milliseconds.
+    up_since: u64,
+    /// It came back from a snapshot, and has not heard of the broker since.
+    stale: bool,
+    /// The newest message of the broker that came, and what deadlines it told.
+    newest: (u64, u64),
+    deadlines: BTreeMap<JobKey, Timestamp>,
+    /// When reports were sent, boot milliseconds.
+    sent: BTreeMap<u64, u64>,
+    /// What the world has not judged yet.
+    pub deeds: Vec<Deed>,
+    /// Ends that the agent has begun: each is judged once, when it begins.
+    noted: BTreeSet<JobKey>,
+    snapshot: Option<(u64, Box<Node>)>,
+    mutant: Option<Mutant>,
 }
 
 impl Node {
     /// A host that has joined, with its agent up.
-    pub fn new(name: &str, cluster: &ClusterId, now: u64) -> Self {
+    pub fn new(name: &str, cluster: &ClusterId, now: u64, skew: i64, mutant: Option<Mutant>) -> Self {
         let mut node = Self {
             name: name.parse().expect("a node name"),
             cluster: cluster.clone(),
@@ -96,6 +138,18 @@ impl Node {
             later: Vec::new(),
             next_report: now,
             down_until: None,
+            asleep_until: None,
+            skew,
+            synced: None,
+            up_since: now,
+            stale: false,
+            newest: (0, 0),
+            deadlines: BTreeMap::new(),
+            sent: BTreeMap::new(),
+            deeds: Vec::new(),
+            noted: BTreeSet::new(),
+            snapshot: None,
+            mutant,
         };
         node.start(now);
         node
@@ -133,14 +187,14 @@ impl Node {
 
     fn clocks(&self, now: u64) -> Now {
         Now {
-            wall: Timestamp(now),
-            boot_ms: now - self.booted_at,
+            wall: Timestamp(now.saturating_add_signed(self.skew)),
+            boot_ms: self.boot_ms(now),
         }
     }
 
     /// This host's time since its boot, milliseconds.
     pub fn boot_ms(&self, now: u64) -> u64 {
-        now - self.booted_at
+        now.saturating_sub(self.booted_at)
     }
 
     /// The agent is up.
@@ -158,13 +212,29 @@ impl Node {
             version: "sim".into(),
             boot_id: format!("boot-{}", self.boots),
         };
+        let forgets = self.mutant == Some(Mutant::AdoptionForgetsGpus);
+        if let Some(ledger) = self.ledger.as_mut().filter(|_| forgets) {
+            ledger
+                .entries
+                .iter_mut()
+                .for_each(|entry| entry.holding.gpus.clear());
+        }
         self.agent = Some(Agent::new(myself, self.ledger.clone(), self.clocks(now)));
         self.next_report = now;
+        self.up_since = now;
+        self.sent.clear();
         let inventory = self.inventory();
         self.tell_now(now, Input::Inventory(Box::new(inventory)));
         let found = self.containers.iter().map(|(key, container)| Found {
             key: *key,
-            holding: container.holding.clone(),
+            holding: Holding {
+                gpus: if forgets {
+                    Vec::new()
+                } else {
+                    container.holding.gpus.clone()
+                },
+                ..container.holding.clone()
+            },
             state: match container.state {
                 Physical::Unstarted => FoundState::Unstarted,
                 Physical::Running => FoundState::Running,
@@ -180,11 +250,8 @@ impl Node {
 
     /// Inputs at a start have their actions done without faults between.
     fn tell_now(&mut self, now: u64, input: Input) {
+        let clocks = self.clocks(now);
         let Some(agent) = self.agent.as_mut() else { return };
-        let clocks = Now {
-            wall: Timestamp(now),
-            boot_ms: now - self.booted_at,
-        };
         let actions = agent.handle(clocks, input);
         let mut rng = Rng::new(now);
         for action in actions {
@@ -199,22 +266,117 @@ impl Node {
         self.down_until = Some(now + rng.below(60_000));
     }
 
-    /// The host loses power: every process is gone, the disk stays.
-    pub fn power_off(&mut self, now: u64, rng: &mut Rng) {
+    /// The host loses power: every process is gone, the disk stays, less what was not synced.
+    pub fn power_off(&mut self, now: u64, rng: &mut Rng, counts: &mut Counts) {
         self.kill_agent(now, rng);
+        self.reboot(now);
+        if self.ledger != self.synced && rng.one_in(2) {
+            counts.add("unsynced ledger lost");
+            self.ledger.clone_from(&self.synced);
+        }
+    }
+
+    fn reboot(&mut self, now: u64) {
         self.boots += 1;
         self.booted_at = now;
+        self.asleep_until = None;
         self.later.clear();
         for container in self.containers.values_mut() {
             if container.state == Physical::Running {
                 container.state = Physical::Ended(None);
             }
             container.lease_end = None;
+            container.dies_at = None;
         }
     }
 
+    /// The agent's ledger is lost; its containers are not.
+    pub fn lose_ledger(&mut self, now: u64, rng: &mut Rng) {
+        self.kill_agent(now, rng);
+        self.ledger = None;
+        self.synced = None;
+    }
+
+    /// The host is suspended: its clocks go on, nothing else does.
+    pub fn suspend(&mut self, now: u64, length: u64) {
+        self.asleep_until = Some(now + length);
+        if self.mutant == Some(Mutant::LeaseStopsInSleep) {
+            self.booted_at += length;
+            for (at, _, _) in &mut self.later {
+                *at += length;
+            }
+        }
+    }
+
+    /// The host's wall clock is set.
+    pub fn set_clock(&mut self, now: u64, skew: i64) {
+        self.skew = skew;
+        // The agent looks at it once a minute at least; it gets its time to act on what it sees.
+        self.up_since = now;
+        self.next_report = now;
+    }
+
+    /// Somebody takes a snapshot of the host as it is.
+    pub fn take_snapshot(&mut self, now: u64) {
+        self.snapshot = None;
+        let copy = Self {
+            deeds: Vec::new(),
+            ..self.clone()
+        };
+        self.snapshot = Some((now, Box::new(copy)));
+    }
+
+    /// The host is put back to its snapshot, as if nothing had happened since. With its memory everything
+    /// runs on, and the boot's clock with it; its disk alone is started from. False: there is no snapshot.
+    pub fn restore(&mut self, now: u64, with_memory: bool, rng: &mut Rng) -> bool {
+        let Some((taken, copy)) = self.snapshot.take() else {
+            return false;
+        };
+        let (boots, process) = (self.boots, self.process);
+        *self = *copy;
+        let back = now - taken;
+        let taken_with = std::mem::replace(&mut self.process, process + 1);
+        let same = self.process;
+        for (at, process, _) in &mut self.later {
+            *at += back;
+            // What the agent of the snapshot waits for still comes to it.
+            *process = if *process == taken_with { same } else { 0 };
+        }
+        self.booted_at += back;
+        self.next_report += back;
+        self.up_since = now;
+        self.down_until = self.down_until.map(|until| until + back);
+        self.asleep_until = self.asleep_until.map(|until| until + back);
+        self.stale = true;
+        for container in self.containers.values_mut() {
+            container.revived = true;
+        }
+        if !with_memory {
+            self.boots = boots;
+            self.ledger.clone_from(&self.synced);
+            self.kill_agent(now, rng);
+            self.reboot(now);
+        }
+        true
+    }
+
     /// The broker's message arrives.
-    pub fn hear(&mut self, now: u64, desired: Desired, rng: &mut Rng, counts: &mut Counts) {
+    pub fn hear(&mut self, now: u64, mut desired: Desired, rng: &mut Rng, counts: &mut Counts) {
+        if self.asleep_until.is_some() || self.agent.is_none() {
+            counts.add("message to nobody");
+            return;
+        }
+        let order = (desired.incarnation.number, desired.generation);
+        if desired.cluster == self.cluster && order >= self.newest {
+            self.newest = order;
+            let told = desired.jobs.iter().map(|job| (job.key, job.deadline));
+            self.deadlines.extend(told);
+            self.stale = false;
+        }
+        let runs: Vec<JobKey> = self.running().map(|(key, _)| *key).collect();
+        let sent = self.sent.get(&desired.renews).copied();
+        let waited = sent.map_or(0, |sent| self.boot_ms(now).saturating_sub(sent));
+        mutant::desired(self.mutant, &mut desired, &runs, waited);
         self.tell(now, Input::Desired(Box::new(desired)), rng, counts);
     }
 
@@ -232,10 +394,38 @@ impl Node {
         }
     }
 
+    /// The agent ends what runs: notes it, if nothing that is known here asks for it.
+    fn note_end(&mut self, now: u64, key: JobKey) {
+        let lease_over = self
+            .agent
+            .as_ref()
+            .and_then(Agent::lease_end_ms)
+            .is_some_and(|end| end <= self.boot_ms(now));
+        let over = self
+            .deadlines
+            .get(&key)
+            .is_some_and(|at| *at <= self.clocks(now).wall);
+        let runs = self
+            .containers
+            .get(&key)
+            .is_some_and(|container| container.state == Physical::Running && !container.revived);
+        if runs && self.noted.insert(key) && !lease_over && !over {
+            self.deeds.push(Deed::Ended(key));
+        }
+    }
+
     fn act(&mut self, now: u64, action: Action, rng: &mut Rng) {
         let Some(agent) = self.agent.as_ref() else { return };
         match action {
-            Action::Persist { .. } => self.ledger = Some(agent.ledger()),
+            Action::Persist { synced } => {
+                if self.mutant == Some(Mutant::LedgerNotWritten) {
+                    return;
+                }
+                self.ledger = Some(agent.ledger());
+                if synced {
+                    self.synced.clone_from(&self.ledger);
+                }
+            }
             Action::Start(job) => {
                 let key = job.key;
                 let holding = agent.holding(key).cloned();
@@ -253,7 +443,9 @@ impl Node {
                     holding,
                     state: Physical::Unstarted,
                     lease_end: None,
+                    dies_at: None,
                     go: false,
+                    revived: self.stale,
                 };
                 self.containers.entry(key).or_insert(container);
                 self.later(now, rng.below(3_000), Later::Started(key));
@@ -265,21 +457,32 @@ impl Node {
                 self.tell_later(now, rng.below(200), Input::Container(key, ready));
             }
             Action::Configure(key) => {
-                let clocks = Now {
-                    wall: Timestamp(now),
-                    boot_ms: now - self.booted_at,
-                };
+                let clocks = self.clocks(now);
                 let remaining = agent.lease_remaining_ms(clocks);
-                let go = agent.job(key).is_some_and(|job| job.go);
+                let wanted = agent.job(key);
+                let go = wanted.is_some_and(|job| job.go);
+                let deadline = wanted.map(|job| job.deadline);
                 if let Some(container) = self.containers.get_mut(&key) {
                     container.lease_end = remaining.map(|remaining| clocks.boot_ms + remaining);
                     container.go |= go;
+                    if let Some(deadline) = deadline {
+                        // Its labels are kept true.
+                        container.holding.deadline = deadline;
+                    }
                 }
             }
             Action::Stop { key, grace_ms } => {
-                self.later(now, rng.below(grace_ms + 4_000), Later::Ends(key, Some(143)));
+                self.note_end(now, key);
+                self.later(
+                    now,
+                    rng.below(grace_ms + 4_000),
+                    Later::Ends(key, Some(143), false),
+                );
             }
-            Action::Remove(key) => self.later(now, rng.below(1_500), Later::Removed(key)),
+            Action::Remove(key) => {
+                self.note_end(now, key);
+                self.later(now, rng.below(1_500), Later::Removed(key));
+            }
             Action::RemoveSession(session) => {
                 let result = if rng.one_in(10) {
                     Err("busy".to_owned())
@@ -301,7 +504,7 @@ impl Node {
     }
 
     /// A running container's process 1 ends by itself.
-    pub fn crash_container(&mut self, now: u64, rng: &mut Rng) -> bool {
+    pub fn crash_container(&mut self, now: u64, out_of_memory: bool, rng: &mut Rng) -> bool {
         let running: Vec<JobKey> = self
             .containers
             .iter()
@@ -311,18 +514,22 @@ impl Node {
         let Some(key) = rng.pick(&running).copied() else {
             return false;
         };
-        self.later(now, 0, Later::Ends(key, Some(1)));
+        let code = if out_of_memory { 137 } else { 1 };
+        self.later(now, 0, Later::Ends(key, Some(code), out_of_memory));
         true
     }
 
     /// When something happens here next.
     pub fn next(&self, now: u64) -> Option<u64> {
+        if self.asleep_until.is_some() {
+            return self.asleep_until;
+        }
         let later = self.later.iter().map(|(at, _, _)| *at).min();
         let lease = self
             .containers
             .values()
             .filter(|c| c.state == Physical::Running)
-            .filter_map(|c| c.lease_end);
+            .filter_map(|c| c.dies_at.or(c.lease_end));
         let lease = lease.map(|end| end + self.booted_at).min();
         let up = self.agent.as_ref().map(|agent| {
             let tick = agent.next_tick(self.clocks(now));
@@ -341,17 +548,16 @@ impl Node {
 
     /// Does everything that is due; returns the report to send, if there is one.
     pub fn step(&mut self, now: u64, rng: &mut Rng, counts: &mut Counts) -> Option<Observed> {
+        if self.asleep_until.is_some_and(|until| until > now) {
+            return None;
+        }
+        if self.asleep_until.take().is_some() {
+            self.up_since = now;
+        }
+        self.end_at_leases(now, rng, counts);
         if self.down_until.is_some_and(|until| until <= now) {
             counts.add("agent started again");
             self.start(now);
-        }
-        // carrel-init holds the lease itself, agent or no agent.
-        let boot = self.boot_ms(now);
-        for container in self.containers.values_mut() {
-            if container.state == Physical::Running && container.lease_end.is_some_and(|end| end <= boot) {
-                counts.add("carrel-init ended at its lease");
-                container.state = Physical::Ended(Some(75));
-            }
         }
         while let Some(position) = self.later.iter().position(|(at, _, _)| *at <= now) {
             let (_, process, what) = self.later.remove(position);
@@ -365,7 +571,56 @@ impl Node {
         }
         self.next_report = now + HEARTBEAT;
         let clocks = self.clocks(now);
-        self.agent.as_mut().map(|agent| agent.observed(clocks))
+        let observed = self.agent.as_mut()?.observed(clocks);
+        self.sent.insert(observed.seq, clocks.boot_ms);
+        while self.sent.len() > MAX_SENT {
+            self.sent.pop_first();
+        }
+        Some(observed)
+    }
+
+    /// carrel-init holds the lease itself, agent or no agent.
+    fn end_at_leases(&mut self, now: u64, rng: &mut Rng, counts: &mut Counts) {
+        let boot = self.boot_ms(now);
+        let mut ended = Vec::new();
+        for (key, container) in &mut self.containers {
+            if container.state != Physical::Running {
+                continue;
+            }
+            if let Some(end) = container.lease_end.filter(|end| *end <= boot)
+                && container.dies_at.is_none()
+            {
+                counts.add("carrel-init ended at its lease");
+                let last = (end + LEASE_GRACE).max(boot);
+                container.dies_at = Some((boot + rng.below(LEASE_GRACE)).min(last));
+            }
+            if container.dies_at.is_some_and(|at| at <= boot) {
+                container.state = Physical::Ended(Some(75));
+                ended.push(*key);
+            }
+        }
+        for key in ended {
+            let exited = ContainerEvent::Exited {
+                code: Some(75),
+                out_of_memory: false,
+                detail: String::new(),
+            };
+            self.tell(now, Input::Container(key, exited), rng, counts);
+        }
+    }
+
+    /// What runs although an agent that is up should have ended it for its deadline.
+    pub fn overdue(&self, now: u64) -> Option<JobKey> {
+        let awake = self.agent.is_some() && self.asleep_until.is_none();
+        if !awake || now < self.up_since + END_WITHIN {
+            return None;
+        }
+        let wall = self.clocks(now).wall.0;
+        let overdue = |key: &JobKey| {
+            let told = self.deadlines.get(key);
+            told.is_some_and(|deadline| deadline.0 + END_WITHIN <= wall)
+        };
+        self.running().map(|(key, _)| *key).find(overdue)
     }
 
     fn complete(&mut self, now: u64, process: u64, what: Later, rng: &mut Rng, counts: &mut Counts) {
@@ -392,6 +647,9 @@ impl Node {
                 // Its first lease is in the configuration that it is started with.
                 container.lease_end = Some(boot + lease.unwrap_or(0));
                 container.state = Physical::Running;
+                if !container.revived {
+                    self.deeds.push(Deed::Started(key));
+                }
                 counts.add("container started");
                 if same {
                     let ready = ContainerEvent::Ready {
@@ -400,7 +658,7 @@ impl Node {
                     self.tell(now, Input::Container(key, ready), rng, counts);
                 }
             }
-            Later::Ends(key, code) => {
+            Later::Ends(key, code, out_of_memory) => {
                 let Some(container) = self.containers.get_mut(&key) else {
                     return;
                 };
@@ -410,7 +668,7 @@ impl Node {
                 container.state = Physical::Ended(code);
                 let ended = ContainerEvent::Exited {
                     code,
-                    out_of_memory: false,
+                    out_of_memory,
                     detail: String::new(),
                 };
                 self.tell(now, Input::Container(key, ended), rng, counts);
@@ -421,6 +679,13 @@ impl Node {
                 }
                 if rng.one_in(12) {
                     counts.add("release not verified at once");
+                    if self.mutant == Some(Mutant::ReleaseUnverified) {
+                        let released = ContainerEvent::Released {
+                            code: None,
+                            out_of_memory: false,
+                        };
+                        return self.tell(now, Input::Container(key, released), rng, counts);
+                    }
                     let still = ContainerEvent::NotReleased("a process is still there".to_owned());
                     self.tell(now, Input::Container(key, still), rng, counts);
                     return;
@@ -448,7 +713,7 @@ impl Node {
     }
 
     /// What it may hold at most.
-    pub fn capacity() -> (u64, u64) {
+    pub fn capacity(&self) -> (u64, u64) {
         (u64::from(CPUS), MEMORY)
     }
 }

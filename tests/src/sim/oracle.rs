@@ -8,27 +8,28 @@ use carrel_core::model::job::{Job, JobState, Phase};
 
 use super::node::{Node, Physical};
 
-/// Everything that is wrong with the world now.
-pub fn wrongs(state: Option<&State>, nodes: &BTreeMap<String, Node>) -> Vec<String> {
-    let mut wrongs: Vec<String> = Vec::new();
-    if let Some(state) = state {
-        wrongs.extend(check(state).iter().map(ToString::to_string));
-        wrongs.extend(nodes.values().flat_map(|node| freed_but_running(state, node)));
+/// The broker's records agree with one another.
+pub fn records(state: &State) -> Result<(), String> {
+    match check(state).first() {
+        Some(violation) => Err(violation.to_string()),
+        None => Ok(()),
     }
-    wrongs.extend(nodes.values().flat_map(held_twice));
-    wrongs.extend(partial_go(nodes));
-    wrongs
+}
+
+/// What runs, runs where it may.
+pub fn nodes(nodes: &BTreeMap<String, Node>) -> Result<(), String> {
+    nodes.values().try_for_each(held_twice)?;
+    partial_go(nodes)
 }
 
 /// No GPU is used by two containers, no node runs more than it has.
-fn held_twice(node: &Node) -> Vec<String> {
+fn held_twice(node: &Node) -> Result<(), String> {
     let mut users: BTreeMap<&GpuUuid, JobKey> = BTreeMap::new();
-    let mut wrongs = Vec::new();
     let (mut cpus, mut memory) = (0, 0);
     for (key, container) in node.running() {
         for gpu in &container.holding.gpus {
             if let Some(other) = users.insert(gpu, *key) {
-                wrongs.push(format!("{gpu} is used by the containers of {other} and {key}"));
+                return Err(format!("{gpu} is used by the containers of {other} and {key}"));
             }
         }
         cpus += u64::from(container.holding.cpus);
@@ -36,52 +37,66 @@ fn held_twice(node: &Node) -> Vec<String> {
     }
     let (all_cpus, all_memory) = Node::capacity();
     if cpus > all_cpus || memory > all_memory {
-        wrongs.push(format!(
+        return Err(format!(
             "{} runs {cpus} of {all_cpus} CPUs and {memory} of {all_memory} bytes",
             node.name
         ));
     }
-    wrongs
+    Ok(())
 }
 
-/// What the broker counts as over, or as released by a node, does not run there.
-fn freed_but_running(state: &State, node: &Node) -> Vec<String> {
-    let over = |key: &JobKey| {
-        let Some(job) = state.jobs.get(&key.job) else {
-            return false;
-        };
-        match &job.phase {
-            Phase::Pending { .. } => false,
-            Phase::Placed(placed) if placed.generation == key.generation => {
-                let parts = placed.allocation.nodes.iter().zip(&placed.ranks);
-                parts
-                    .filter(|(part, _)| part.node == node.name)
-                    .any(|(_, rank)| rank.released)
+/// What the broker counts as over, or as released by a node, does not run there. A host that sleeps runs
+/// nothing; what came back with a snapshot is not known before the node has spoken.
+pub fn freed_but_running(state: &State, nodes: &BTreeMap<String, Node>) -> Result<(), String> {
+    for node in nodes.values().filter(|node| node.asleep_until.is_none()) {
+        let running = node.running().filter(|(_, container)| !container.revived);
+        for (key, _) in running {
+            if is_over(state, node, *key) {
+                return Err(format!(
+                    "{key} runs on {} and the broker counts it as over",
+                    node.name
+                ));
             }
-            Phase::Placed(placed) => placed.generation > key.generation,
-            Phase::Ended { .. } => true,
         }
+    }
+    Ok(())
+}
+
+fn is_over(state: &State, node: &Node, key: JobKey) -> bool {
+    let Some(job) = state.jobs.get(&key.job) else {
+        return false;
     };
-    let running = node.running().filter(|(key, _)| over(key));
-    running
-        .map(|(key, _)| format!("{key} runs on {} and the broker counts it as over", node.name))
-        .collect()
+    let Some(placed) = job
+        .last_placed()
+        .filter(|placed| placed.generation == key.generation)
+    else {
+        // Another job of that id, or one that the backup does not know to run.
+        return false;
+    };
+    match &job.phase {
+        Phase::Pending { .. } => false,
+        Phase::Placed(_) => {
+            let mut parts = placed.allocation.nodes.iter().zip(&placed.ranks);
+            parts.any(|(part, rank)| part.node == node.name && rank.released)
+        }
+        Phase::Ended { .. } => true,
+    }
 }
 
 /// No rank is let go before every container of its gang has been ready.
-fn partial_go(nodes: &BTreeMap<String, Node>) -> Vec<String> {
+fn partial_go(nodes: &BTreeMap<String, Node>) -> Result<(), String> {
     let mut gangs: BTreeMap<JobKey, (bool, bool)> = BTreeMap::new();
     for node in nodes.values() {
-        for (key, container) in &node.containers {
+        for (key, container) in node.containers.iter().filter(|(_, container)| !container.revived) {
             let gang = gangs.entry(*key).or_default();
             gang.0 |= container.go;
             gang.1 |= container.state == Physical::Unstarted;
         }
     }
-    let partial = gangs.iter().filter(|(_, (go, unstarted))| *go && *unstarted);
-    partial
-        .map(|(key, _)| format!("a rank of {key} was let go before the others were ready"))
-        .collect()
+    match gangs.iter().find(|(_, (go, unstarted))| *go && *unstarted) {
+        Some((key, _)) => Err(format!("a rank of {key} was let go before the others were ready")),
+        None => Ok(()),
+    }
 }
 
 /// A job on one host ended as lost although its container ran on, and its host held the lease: nobody may do that.
@@ -102,7 +117,7 @@ pub fn wrongly_lost(job: &Job, nodes: &BTreeMap<String, Node>, now: u64) -> Opti
     let container = node
         .containers
         .get(&key)
-        .filter(|container| container.state == Physical::Running)?;
+        .filter(|container| container.state == Physical::Running && !container.revived)?;
     let left = container.lease_end?.saturating_sub(node.boot_ms(now));
     let why = &ending.reason;
     (left > 0).then(|| {

@@ -5,23 +5,23 @@ use std::fmt;
 use std::time::Duration;
 
 use carrel_core::broker::{
-    Broker, Caller, Change, Effect, Input, OpenSession, Output, Reject, Reply, SessionRef, Settings,
+    Broker, Caller, Change, Effect, Input, OpenSession, Output, Reject, Reply, Settings,
 };
-use carrel_core::model::ids::{ClusterId, JobId, NodeName, SessionId};
-use carrel_core::model::job::{JobState, Phase};
-use carrel_core::model::resources::ResourceRequest;
-use carrel_core::model::session::SessionSpec;
+use carrel_core::model::ids::{ClusterId, JobId, JobKey, NodeName};
+use carrel_core::model::job::JobState;
 use carrel_core::model::time::Timestamp;
 use carrel_core::model::user::{NodeToken, User};
 
+use super::clock::BrokerClock;
 use super::count::Counts;
+use super::mutant::{self, Mutant};
 use super::network::{Message, Network};
-use super::node::{GPUS, Node};
-use super::oracle;
+use super::node::Node;
+use super::promises::Told;
 use super::rng::Rng;
 
 /// When the world begins, Unix milliseconds.
-const BEGIN: u64 = 1_700_000_000_000;
+pub(super) const BEGIN: u64 = 1_700_000_000_000;
 /// Users' acts and faults in a world.
 const EVENTS: u64 = 60;
 /// Longest time between two of them, milliseconds.
@@ -31,12 +31,18 @@ const MAX_STEPS: u64 = 200_000;
 /// How long a world has to come to rest once nothing goes wrong any more, milliseconds:
 /// two leases and the longest time limit.
 const REST: u64 = 90 * 60_000;
+/// Clocks are wrong by so much at most when the world begins, milliseconds.
+const SKEW: u64 = 30_000;
+/// A broker whose timer could not be kept for want of room tries again after this, milliseconds.
+const FULL_RETRY: u64 = 2_000;
 
 /// What a seed found.
 #[derive(Clone, Debug)]
 pub struct Finding {
     /// The seed that shows it again.
     pub seed: u64,
+    /// The bug that was planted.
+    pub mutant: Option<Mutant>,
     /// World time, milliseconds since its beginning.
     pub at: u64,
     /// What is wrong.
@@ -51,17 +57,24 @@ impl fmt::Display for Finding {
         for line in &self.log {
             writeln!(f, "    {line}")?;
         }
-        write!(f, "replay it with: ./dev sim --seed {}", self.seed)
+        let mutant = self.mutant.map(|mutant| format!(" --mutant {mutant}"));
+        write!(
+            f,
+            "replay it with: ./dev sim --seed {}{}",
+            self.seed,
+            mutant.unwrap_or_default()
+        )
     }
 }
 
-/// Runs one world. The counts say how often what occurred.
-pub fn run(seed: u64) -> Result<Counts, Box<Finding>> {
-    let mut world = World::new(seed);
+/// Runs one world, with a bug or without. The counts say how often what occurred.
+pub fn run(seed: u64, mutant: Option<Mutant>) -> Result<Counts, Box<Finding>> {
+    let mut world = World::new(seed, mutant);
     match world.live() {
         Ok(()) => Ok(world.counts),
         Err(what) => Err(Box::new(Finding {
             seed,
+            mutant,
             at: world.now - BEGIN,
             what,
             log: world.log,
@@ -69,140 +82,172 @@ pub fn run(seed: u64) -> Result<Counts, Box<Finding>> {
     }
 }
 
-/// What users were told, and may rely on.
+/// What the broker's disk holds.
 #[derive(Debug, Default)]
-struct Told {
-    sessions: BTreeMap<SessionId, JobId>,
-    removed: BTreeSet<SessionId>,
-    stopped: BTreeSet<JobId>,
-    deadlines: BTreeMap<JobId, Timestamp>,
+pub(super) struct Store {
+    pub(super) changes: Vec<Change>,
+    /// Backups: how much of it there was, and what users had been told by then.
+    pub(super) backups: Vec<(usize, Told)>,
+    /// The cluster's own store, while another cluster's is in its place, and until when.
+    pub(super) aside: Option<(Vec<Change>, u64)>,
+    /// No room on it until then.
+    pub(super) full_until: u64,
 }
 
-struct World {
-    rng: Rng,
-    now: u64,
-    broker: Option<Broker>,
+pub(super) struct World {
+    pub(super) rng: Rng,
+    pub(super) now: u64,
+    pub(super) mutant: Option<Mutant>,
+    pub(super) broker: Option<Broker>,
+    pub(super) clock: BrokerClock,
     /// When a dead broker comes back.
-    broker_back: u64,
-    store: Vec<Change>,
-    network: Network,
-    nodes: BTreeMap<String, Node>,
-    /// When a cut ends.
-    cuts: BTreeMap<NodeName, u64>,
-    told: Told,
+    pub(super) broker_back: u64,
+    /// Its timer could not be kept: not before then.
+    tick_after: u64,
+    pub(super) store: Store,
+    pub(super) network: Network,
+    pub(super) nodes: BTreeMap<String, Node>,
+    pub(super) told: Told,
     /// A request whose answer was lost, to be repeated.
-    unanswered: Option<(Caller, OpenSession)>,
-    requests: u64,
-    counts: Counts,
+    pub(super) unanswered: Option<(Caller, OpenSession)>,
+    pub(super) requests: u64,
+    /// What somebody wished to end, whether they were answered or not.
+    pub(super) wished: BTreeSet<JobKey>,
+    /// Deadlines as the broker has them.
+    pub(super) deadlines: BTreeMap<JobKey, Timestamp>,
+    /// States in which jobs were seen last.
+    pub(super) states: BTreeMap<JobId, JobState>,
+    /// The store is another one than before: its jobs have not come to their states just now.
+    pub(super) other_store: bool,
+    pub(super) counts: Counts,
     log: Vec<String>,
     next_event: u64,
     events: u64,
-    faults: bool,
-    seen_final: BTreeSet<JobId>,
-    seen_ending: BTreeSet<JobId>,
-    seen_ready: BTreeSet<JobId>,
+    pub(super) faults: bool,
+    /// The broker has answered what it has not committed, and dies.
+    doomed: bool,
+    /// Something of the broker's records, or of the nodes, has changed since the last judgement.
+    pub(super) broker_moved: bool,
+    pub(super) nodes_moved: bool,
 }
 
-fn settings() -> Settings {
+pub(super) fn settings() -> Settings {
     Settings {
         default_image: "local/debian".into(),
         default_time: Duration::from_mins(20),
-        max_time: Duration::from_hours(1),
+        max_time: Duration::from_mins(60),
         lease: Duration::from_mins(5),
         lease_margin: Duration::from_secs(30),
-        contact_timeout: Duration::from_mins(1),
+        contact_timeout: Duration::from_secs(60),
         ..Settings::default()
     }
 }
 
-fn cluster() -> ClusterId {
+/// The cluster that its authority says it is, whatever its store says.
+pub(super) fn cluster() -> ClusterId {
     ClusterId("5eed".into())
 }
 
-fn caller(name: &str) -> Caller {
+pub(super) fn caller(name: &str) -> Caller {
     Caller {
         user: name.parse().expect("a user name"),
         admin: name == "root",
     }
 }
 
-const USERS: [&str; 3] = ["alice", "bob", "carol"];
-const NAMES: [&str; 4] = ["dev", "exp", "big", "notebook"];
+pub(super) const USERS: [&str; 3] = ["alice", "bob", "carol"];
+
+/// A user as the name service knows them.
+pub(super) fn user(number: usize) -> User {
+    let name = USERS[number];
+    User {
+        name: name.parse().expect("a user name"),
+        uid: 1000 + number as u32,
+        gid: 1000,
+        groups: vec![],
+        home: format!("/home/{name}"),
+        shell: String::new(),
+        admin: false,
+        ssh_keys: vec![],
+    }
+}
+
+/// The records of a cluster with these nodes, as its broker keeps them before anything happens.
+pub(super) fn fresh_store(id: ClusterId, nodes: u64, nonce: u64, now: Timestamp) -> (Broker, Vec<Change>) {
+    let (mut broker, mut store) = Broker::start(settings(), Vec::new(), id, nonce, now);
+    let mut settle = |input: Input| {
+        let output = broker.handle(now, input).expect("accepted");
+        store.extend(output.changes);
+    };
+    for number in 0..USERS.len() {
+        settle(Input::PutUser(None, user(number)));
+    }
+    for number in 0..nodes {
+        let hash = [number as u8; 32];
+        let token = NodeToken {
+            hash,
+            node: None,
+            expires: now.after(Duration::from_secs(60)),
+        };
+        settle(Input::CreateNodeToken(caller("root"), token));
+        let name = format!("n{number}");
+        settle(Input::JoinNode {
+            token: hash,
+            node: name.parse().expect("a node name"),
+            certificate: name,
+        });
+    }
+    (broker, store)
+}
 
 impl World {
-    fn new(seed: u64) -> Self {
+    fn new(seed: u64, mutant: Option<Mutant>) -> Self {
         let mut rng = Rng::new(seed);
         let count = 2 + rng.below(3);
         let now = BEGIN;
-        let (broker, store) = Broker::start(settings(), Vec::new(), cluster(), rng.bits(), Timestamp(now));
-        let mut world = Self {
+        let skew = |rng: &mut Rng| rng.below(2 * SKEW) as i64 - SKEW as i64;
+        let clock = BrokerClock::new(now, skew(&mut rng));
+        let (broker, changes) = fresh_store(cluster(), count, rng.bits(), Timestamp(clock.now(now)));
+        let node = |number: u64| {
+            let name = format!("n{number}");
+            let node = Node::new(&name, &cluster(), now, skew(&mut rng), mutant);
+            (name, node)
+        };
+        let nodes = (0..count).map(node).collect();
+        Self {
             rng,
             now,
+            mutant,
             broker: Some(broker),
+            clock,
             broker_back: 0,
-            store,
+            tick_after: 0,
+            store: Store {
+                changes,
+                ..Store::default()
+            },
             network: Network::default(),
-            nodes: BTreeMap::new(),
-            cuts: BTreeMap::new(),
+            nodes,
             told: Told::default(),
             unanswered: None,
             requests: 0,
+            wished: BTreeSet::new(),
+            deadlines: BTreeMap::new(),
+            states: BTreeMap::new(),
+            other_store: false,
             counts: Counts::default(),
             log: Vec::new(),
             next_event: now + 1_000,
             events: EVENTS,
             faults: true,
-            seen_final: BTreeSet::new(),
-            seen_ending: BTreeSet::new(),
-            seen_ready: BTreeSet::new(),
-        };
-        world.populate(count);
-        world
-    }
-
-    /// Users and nodes, before anything goes wrong.
-    fn populate(&mut self, count: u64) {
-        for (number, name) in USERS.iter().enumerate() {
-            let user = User {
-                name: name.parse().expect("a user name"),
-                uid: 1000 + number as u32,
-                gid: 1000,
-                groups: vec![],
-                home: format!("/home/{name}"),
-                shell: String::new(),
-                admin: false,
-                ssh_keys: vec![],
-            };
-            self.settle(Input::PutUser(None, user));
-        }
-        for number in 0..count {
-            let name = format!("n{number}");
-            let hash = [number as u8; 32];
-            let token = NodeToken {
-                hash,
-                node: None,
-                expires: Timestamp(self.now + 60_000),
-            };
-            self.settle(Input::CreateNodeToken(caller("root"), token));
-            let node: NodeName = name.parse().expect("a node name");
-            self.settle(Input::JoinNode {
-                token: hash,
-                node,
-                certificate: name.clone(),
-            });
-            self.nodes
-                .insert(name.clone(), Node::new(&name, &cluster(), self.now));
+            doomed: false,
+            broker_moved: true,
+            nodes_moved: true,
         }
     }
 
-    fn settle(&mut self, input: Input) {
-        let broker = self.broker.as_mut().expect("a broker");
-        let output = broker.handle(Timestamp(self.now), input).expect("accepted");
-        self.store.extend(output.changes);
-    }
-
-    fn note(&mut self, what: impl Into<String>) {
-        const KEPT: usize = 40;
+    pub(super) fn note(&mut self, what: impl Into<String>) {
+        const KEPT: usize = 60;
         if self.log.len() >= KEPT {
             self.log.remove(0);
         }
@@ -220,11 +265,15 @@ impl World {
             if !self.faults && self.at_rest() {
                 return Ok(());
             }
-            if !self.faults && self.now > self.next_event + REST {
+            if !self.faults && self.now > self.rest_by() {
                 return Err(format!("the world does not come to rest: {}", self.restless()));
             }
         }
         Err(format!("{MAX_STEPS} steps were not enough: {}", self.restless()))
+    }
+
+    fn rest_by(&self) -> u64 {
+        self.broker_back.max(BEGIN) + REST
     }
 
     /// From here on nothing goes wrong, and every user stops what they have.
@@ -232,11 +281,18 @@ impl World {
         self.note("nothing goes wrong any more");
         self.faults = false;
         self.network.calm = true;
-        self.network.cut.clear();
-        self.cuts.clear();
+        self.network.cuts.clear();
+        self.store.full_until = 0;
+        self.tick_after = 0;
+        self.put_own_store_back();
         self.broker_back = self.now;
-        for node in self.nodes.values_mut().filter(|node| !node.is_up()) {
-            node.down_until = Some(self.now);
+        for node in self.nodes.values_mut() {
+            if !node.is_up() {
+                node.down_until = Some(self.now);
+            }
+            if node.asleep_until.is_some() {
+                node.asleep_until = Some(self.now);
+            }
         }
         self.next_event = self.now + 60_000;
     }
@@ -244,41 +300,34 @@ impl World {
     fn step(&mut self) {
         let next = self.next();
         self.now = next.max(self.now);
+        if std::mem::take(&mut self.doomed) {
+            self.kill_broker();
+        }
+        if self
+            .store
+            .aside
+            .as_ref()
+            .is_some_and(|(_, until)| *until <= self.now)
+        {
+            self.put_own_store_back();
+        }
         if self.broker.is_none() && self.broker_back <= self.now {
             self.start_broker();
         }
-        let healed: Vec<NodeName> = self
-            .cuts
-            .iter()
-            .filter(|(_, until)| **until <= self.now)
-            .map(|(node, _)| node.clone())
-            .collect();
-        for node in healed {
+        for node in self.network.heal(self.now) {
             self.note(format!("{node} is reached again"));
-            self.cuts.remove(&node);
-            self.network.cut.retain(|cut| *cut != node);
         }
         if let Some(message) = self.network.arrived(self.now) {
             return self.deliver(message);
         }
-        let due = self.broker.as_ref().and_then(Broker::next_deadline);
-        if due.is_some_and(|due| due.0 <= self.now) {
-            self.input(Input::Tick);
+        if self.tick_due().is_some_and(|due| due <= self.now) {
+            if self.input(Input::Tick).is_some_and(|answer| answer.is_err()) {
+                self.tick_after = self.now + FULL_RETRY;
+            }
             return;
         }
-        let names: Vec<String> = self.nodes.keys().cloned().collect();
-        for name in names {
-            let Some(node) = self.nodes.get_mut(&name) else {
-                continue;
-            };
-            if node.next(self.now).is_some_and(|at| at <= self.now) {
-                if let Some(observed) = node.step(self.now, &mut self.rng, &mut self.counts) {
-                    let message = Message::Observed(Box::new(observed));
-                    self.network
-                        .send(self.now, message, &mut self.rng, &mut self.counts);
-                }
-                return;
-            }
+        if self.step_nodes() {
+            return;
         }
         if self.next_event <= self.now {
             if self.faults {
@@ -287,29 +336,67 @@ impl World {
                 self.happen();
             } else {
                 self.next_event = self.now + 60_000;
+                self.operate();
                 self.stop_everything();
             }
         }
     }
 
+    /// Lets one node do what is due there; false: nothing is.
+    fn step_nodes(&mut self) -> bool {
+        for node in self.nodes.values_mut() {
+            if node.next(self.now).is_none_or(|at| at > self.now) {
+                continue;
+            }
+            self.nodes_moved = true;
+            if let Some(observed) = node.step(self.now, &mut self.rng, &mut self.counts) {
+                let message = Message::Observed(Box::new(observed));
+                self.network
+                    .send(self.now, message, &mut self.rng, &mut self.counts);
+            }
+            return true;
+        }
+        false
+    }
+
+    /// When the broker's timer is due, in world time.
+    fn tick_due(&self) -> Option<u64> {
+        let due = self.broker.as_ref()?.next_deadline()?;
+        let wait = due.0.saturating_sub(self.clock.now(self.now));
+        Some((self.now + wait).max(self.tick_after))
+    }
+
     fn next(&self) -> u64 {
         let broker = match &self.broker {
-            Some(broker) => broker.next_deadline().map(|at| at.0),
+            Some(_) => self.tick_due(),
             None => Some(self.broker_back),
         };
         let nodes = self.nodes.values().filter_map(|node| node.next(self.now)).min();
-        let cuts = self.cuts.values().copied().min();
-        let all = [broker, nodes, cuts, self.network.next(), Some(self.next_event)];
+        let aside = self.store.aside.as_ref().map(|(_, until)| *until);
+        let all = [broker, nodes, aside, self.network.next(), Some(self.next_event)];
         all.into_iter().flatten().min().unwrap_or(self.next_event)
     }
 
     fn deliver(&mut self, message: Message) {
         match message {
-            Message::Observed(observed) => {
-                self.input(Input::Observed(observed));
+            Message::Observed(mut observed) => {
+                let Some(broker) = &self.broker else { return };
+                mutant::observed(self.mutant, &mut observed, broker.state());
+                let node = observed.node.clone();
+                if !broker.state().nodes.contains_key(&node) {
+                    self.counts.add("node found");
+                    self.note(format!("{node} is found"));
+                    let certificate = node.to_string();
+                    self.input(Input::FindNode { node, certificate });
+                }
+                if self.store.aside.is_some() {
+                    self.counts.add("report to another cluster's broker");
+                }
+                self.input(Input::Observed((*observed).into()));
             }
             Message::Desired(name, desired) => {
                 if let Some(node) = self.nodes.get_mut(name.as_str()) {
+                    self.nodes_moved = true;
                     node.hear(self.now, *desired, &mut self.rng, &mut self.counts);
                 }
             }
@@ -318,27 +405,61 @@ impl World {
 
     /// One input through the broker's process: handle, commit, speak; it may die between any two.
     /// None: nobody heard an answer.
-    fn input(&mut self, input: Input) -> Option<Result<Reply, Reject>> {
+    pub(super) fn input(&mut self, input: Input) -> Option<Result<Reply, Reject>> {
+        let (wall, stepped) = self.clock.look(self.now);
+        let full = self.store.full_until > self.now;
         let broker = self.broker.as_mut()?;
+        if !stepped.is_zero() && self.mutant != Some(Mutant::ClockStepIgnored) {
+            broker.handle(wall, Input::ClockStepped(stepped)).ok();
+        }
+        let contact = match &input {
+            Input::Observed(observed) if full => Some(observed.clone()),
+            _ => None,
+        };
+        let before = full.then(|| broker.clone());
+        let mut result = broker.handle(wall, input);
+        if let (Some(before), Ok(output)) = (before, &result)
+            && !output.changes.is_empty()
+        {
+            self.counts.add("write without room");
+            *broker = before;
+            result = match contact {
+                Some(observed) => broker.handle(wall, Input::Contact(observed)),
+                None => Err(no_room()),
+            };
+        }
         let Output {
             changes,
             effects,
             reply,
-        } = match broker.handle(Timestamp(self.now), input) {
+        } = match result {
             Ok(output) => output,
             Err(reject) => return Some(Err(reject)),
         };
+        if self.mutant == Some(Mutant::ReplyBeforeCommit) {
+            self.speak(effects.clone());
+        }
         if self.faults && self.rng.one_in(700) {
             self.counts.add("broker killed before a commit");
+            if self.mutant == Some(Mutant::ReplyBeforeCommit) {
+                self.doomed = true;
+                return Some(Ok(reply));
+            }
             self.kill_broker();
             return None;
         }
-        self.store.extend(changes);
+        self.broker_moved |= !changes.is_empty();
+        self.store.changes.extend(changes);
         if self.faults && self.rng.one_in(700) {
             self.counts.add("broker killed after a commit, before it spoke");
             self.kill_broker();
             return None;
         }
+        self.speak(effects);
+        Some(Ok(reply))
+    }
+
+    fn speak(&mut self, effects: BTreeSet<Effect>) {
         for effect in effects {
             match effect {
                 Effect::SendDesired(node) => {
@@ -352,327 +473,40 @@ impl World {
                 Effect::Disconnect(_) => {}
             }
         }
-        Some(Ok(reply))
     }
 
-    fn kill_broker(&mut self) {
+    pub(super) fn kill_broker(&mut self) {
         self.note("the broker is killed");
         self.broker = None;
-        self.network.drop_all();
+        self.broker_moved = true;
+        self.network.drop_all(&mut self.rng);
         // Sometimes longer than a lease.
-        self.broker_back = self.now
-            + 1
-            + self.rng.below(if self.rng.clone().one_in(6) {
-                900_000
-            } else {
-                30_000
-            });
+        let longest = if self.rng.one_in(6) { 900_000 } else { 30_000 };
+        self.broker_back = self.now + 1 + self.rng.below(longest);
     }
 
     fn start_broker(&mut self) {
         self.note("the broker starts");
         self.counts.add("broker started again");
         let nonce = self.rng.bits();
-        let (broker, changes) = Broker::start(
-            settings(),
-            self.store.clone(),
-            cluster(),
-            nonce,
-            Timestamp(self.now),
-        );
-        self.store.extend(changes);
+        self.clock = BrokerClock::new(self.now, self.clock.skew);
+        let mut wall = Timestamp(self.clock.now(self.now));
+        if self.mutant == Some(Mutant::RestartForgetsLeases) {
+            wall.0 -= 6 * 60_000;
+        }
+        let changes = self.store.changes.clone();
+        let (broker, changes) = Broker::start(settings(), changes, cluster(), nonce, wall);
+        self.store.changes.extend(changes);
         self.broker = Some(broker);
+        self.broker_moved = true;
+        self.tick_after = 0;
     }
 
-    /// A user acts, or something breaks.
-    fn happen(&mut self) {
-        match self.rng.below(20) {
-            0..=7 => self.open(),
-            8..=10 => self.stop(),
-            11 => self.remove(),
-            12 => self.extend(),
-            13 => {
-                self.counts.add("broker killed");
-                self.kill_broker();
-            }
-            14 | 15 => self.break_agent(),
-            16 => self.break_host(),
-            17 | 18 => self.cut(),
-            _ => self.crash_container(),
-        }
-    }
-
-    fn pick_node(&mut self) -> Option<String> {
+    pub(super) fn pick_node(&mut self) -> Option<(String, NodeName)> {
         let names: Vec<String> = self.nodes.keys().cloned().collect();
-        self.rng.pick(&names).cloned()
-    }
-
-    fn break_agent(&mut self) {
-        let Some(name) = self.pick_node() else { return };
-        self.note(format!("the agent of {name} is killed"));
-        self.counts.add("agent killed");
-        if let Some(node) = self.nodes.get_mut(&name) {
-            node.kill_agent(self.now, &mut self.rng);
-            if self.rng.one_in(5) {
-                node.down_until = Some(self.now + 1_200_000);
-            }
-        }
-    }
-
-    fn break_host(&mut self) {
-        let Some(name) = self.pick_node() else { return };
-        self.note(format!("{name} loses power"));
-        self.counts.add("host lost power");
-        if let Some(node) = self.nodes.get_mut(&name) {
-            node.power_off(self.now, &mut self.rng);
-        }
-    }
-
-    fn cut(&mut self) {
-        let Some(name) = self.pick_node() else { return };
-        let Ok(node) = name.parse::<NodeName>() else {
-            return;
-        };
-        let length = if self.rng.one_in(3) { 1_200_000 } else { 120_000 };
-        let length = self.rng.below(length);
-        self.note(format!("{name} is cut off for {length} ms"));
-        self.counts.add("node cut off");
-        self.network.cut.push(node.clone());
-        self.cuts.insert(node.clone(), self.now + length);
-        if self.rng.one_in(2) {
-            self.input(Input::Disconnected(node));
-        }
-    }
-
-    fn crash_container(&mut self) {
-        let Some(name) = self.pick_node() else { return };
-        if let Some(node) = self.nodes.get_mut(&name)
-            && node.crash_container(self.now, &mut self.rng)
-        {
-            self.counts.add("container crashed");
-        }
-    }
-
-    fn open(&mut self) {
-        let (caller, request) = match self.unanswered.take() {
-            Some(repeated) => {
-                self.counts.add("request repeated");
-                repeated
-            }
-            None => self.new_request(),
-        };
-        match self.input(Input::OpenSession(caller.clone(), request.clone())) {
-            None => self.unanswered = Some((caller, request)),
-            Some(Err(reject)) => {
-                self.note(format!("{} is refused: {reject}", caller.user));
-                self.counts.add("request refused");
-            }
-            Some(Ok(Reply::Session(id, _))) => {
-                let state = self.broker.as_ref().map(Broker::state);
-                let job = state
-                    .and_then(|state| state.sessions.get(&id))
-                    .and_then(|session| session.job);
-                if let Some(job) = job {
-                    self.note(format!("{} has session {id}, job {job}", caller.user));
-                    self.counts.add("session opened");
-                    self.told.sessions.insert(id, job);
-                }
-            }
-            Some(Ok(Reply::Done | Reply::Deadline(_))) => {}
-        }
-    }
-
-    fn new_request(&mut self) -> (Caller, OpenSession) {
-        let user = USERS[self.rng.below(USERS.len() as u64) as usize];
-        let named = !self.rng.one_in(3);
-        let name = NAMES[self.rng.below(NAMES.len() as u64) as usize];
-        self.requests += 1;
-        let request = ResourceRequest {
-            nodes: if self.rng.one_in(4) { 2 } else { 1 },
-            // Sometimes more than there is.
-            gpus_per_node: self.rng.below(u64::from(GPUS) + 2) as u32,
-            gpu_model: String::new(),
-            nvlink: self.rng.one_in(3),
-            cpus_per_node: self.rng.below(9) as u32,
-            memory_bytes_per_node: self.rng.below(64) << 30,
-        };
-        let spec = SessionSpec {
-            request,
-            image: String::new(),
-            time_limit: Duration::from_mins(2 + self.rng.below(30)),
-            env: BTreeMap::new(),
-            workdir: String::new(),
-        };
-        let request = OpenSession {
-            name: named.then(|| name.parse().expect("a session name")),
-            spec: Some(spec),
-            must_start: self.rng.one_in(4),
-            ephemeral: !named,
-            request_key: format!("r{}", self.requests),
-        };
-        (caller(user), request)
-    }
-
-    /// One of the sessions that somebody was told of and that is still there.
-    fn pick_session(&mut self) -> Option<(SessionId, Caller)> {
-        let state = self.broker.as_ref()?.state();
-        let known = self.told.sessions.keys().filter_map(|id| state.sessions.get(id));
-        let known: Vec<_> = known
-            .map(|session| (session.id, session.owner.to_string()))
-            .collect();
-        let (id, owner) = self.rng.pick(&known)?.clone();
-        Some((id, caller(&owner)))
-    }
-
-    fn stop(&mut self) {
-        let Some((id, caller)) = self.pick_session() else {
-            return;
-        };
-        let job = self
-            .broker
-            .as_ref()
-            .and_then(|broker| broker.state().sessions.get(&id)?.job);
-        if let Some(Ok(_)) = self.input(Input::StopSession(caller, SessionRef::Id(id), None)) {
-            self.note(format!("session {id} is stopped"));
-            self.counts.add("session stopped");
-            self.told.stopped.extend(job);
-        }
-    }
-
-    fn remove(&mut self) {
-        let Some((id, caller)) = self.pick_session() else {
-            return;
-        };
-        let answer = self.input(Input::RemoveSession(caller, SessionRef::Id(id)));
-        // Without an answer it may be removed, or not.
-        self.told.sessions.remove(&id);
-        if let Some(Ok(_)) = answer {
-            self.note(format!("session {id} is removed"));
-            self.counts.add("session removed");
-            self.told.removed.insert(id);
-        }
-    }
-
-    fn extend(&mut self) {
-        let Some((id, caller)) = self.pick_session() else {
-            return;
-        };
-        let job = self
-            .broker
-            .as_ref()
-            .and_then(|broker| broker.state().sessions.get(&id)?.job);
-        let add = Duration::from_mins(1 + self.rng.below(10));
-        let answer = self.input(Input::ExtendSession(caller, SessionRef::Id(id), add));
-        if let (Some(Ok(Reply::Deadline(deadline))), Some(job)) = (answer, job) {
-            self.note(format!("session {id} is extended"));
-            self.counts.add("session extended");
-            self.told.deadlines.insert(job, deadline);
-        }
-    }
-
-    fn stop_everything(&mut self) {
-        let Some(broker) = &self.broker else { return };
-        let sessions: Vec<_> = broker
-            .state()
-            .sessions
-            .values()
-            .map(|s| (s.id, s.owner.to_string()))
-            .collect();
-        for (id, owner) in sessions {
-            self.input(Input::StopSession(caller(&owner), SessionRef::Id(id), None));
-        }
-    }
-
-    /// Whether everything is as it must be.
-    fn judge(&mut self) -> Result<(), String> {
-        self.count_transitions()?;
-        let state = self.broker.as_ref().map(Broker::state);
-        let wrongs = oracle::wrongs(state, &self.nodes);
-        if !wrongs.is_empty() {
-            return Err(wrongs.join("; "));
-        }
-        let Some(state) = state else { return Ok(()) };
-        for (id, job) in &self.told.sessions {
-            if !state.jobs.contains_key(job) {
-                return Err(format!("job {job} was acknowledged and is lost"));
-            }
-            let ephemeral_end = state.jobs.get(job).is_some_and(|job| job.state().is_final());
-            if !state.sessions.contains_key(id) && !ephemeral_end {
-                return Err(format!("session {id} was acknowledged and is lost"));
-            }
-        }
-        for id in &self.told.removed {
-            if state.sessions.get(id).is_some_and(|session| !session.removing) {
-                return Err(format!("session {id} was removed and is there again"));
-            }
-        }
-        for job in &self.told.stopped {
-            let running = state.jobs.get(job).is_some_and(|job| {
-                matches!(
-                    job.state(),
-                    JobState::Pending | JobState::Configuring | JobState::Running
-                )
-            });
-            if running {
-                return Err(format!("job {job} was stopped and goes on"));
-            }
-        }
-        for (job, deadline) in &self.told.deadlines {
-            let placed = state.jobs.get(job).and_then(|job| job.placed());
-            if placed.is_some_and(|placed| placed.deadline < *deadline) {
-                return Err(format!("the extension of job {job} was acknowledged and is lost"));
-            }
-        }
-        let keys: BTreeSet<&str> = state
-            .sessions
-            .values()
-            .map(|session| session.request_key.as_str())
-            .collect();
-        if keys.len() != state.sessions.len() {
-            return Err("one request has made two sessions".to_owned());
-        }
-        Ok(())
-    }
-
-    fn count_transitions(&mut self) -> Result<(), String> {
-        let Some(broker) = &self.broker else { return Ok(()) };
-        for job in broker.state().jobs.values() {
-            if let Some(placed) = job.placed()
-                && job.state() == JobState::Running
-                && placed.ranks.len() > 1
-                && self.seen_ready.insert(job.id)
-            {
-                self.counts.add("gang ready");
-            }
-            let ending = job.last_placed().is_some_and(|placed| placed.ending.is_some());
-            if ending
-                && self.seen_ending.insert(job.id)
-                && let Some(wrong) = oracle::wrongly_lost(job, &self.nodes, self.now)
-            {
-                return Err(wrong);
-            }
-            if let Phase::Ended { ending, .. } = &job.phase
-                && self.seen_final.insert(job.id)
-            {
-                self.counts.add(match ending.state {
-                    JobState::Completed => "job COMPLETED",
-                    JobState::Failed => "job FAILED",
-                    JobState::Cancelled => "job CANCELLED",
-                    JobState::Timeout => "job TIMEOUT",
-                    JobState::NodeFail => "job NODE_FAIL",
-                    JobState::OutOfMemory => "job OUT_OF_MEMORY",
-                    JobState::Preempted => "job PREEMPTED",
-                    JobState::Pending
-                    | JobState::Configuring
-                    | JobState::Running
-                    | JobState::Completing
-                    | JobState::Suspended => {
-                        return Err(format!("job {} ended as {}", job.id, ending.state.name()));
-                    }
-                });
-            }
-        }
-        Ok(())
+        let name = self.rng.pick(&names).cloned()?;
+        let node = name.parse().ok()?;
+        Some((name, node))
     }
 
     /// Every job is over, nothing runs, nothing is held.
@@ -713,6 +547,16 @@ impl World {
                 .keys()
                 .map(|(node, session)| format!("{node} keeps session {session}")),
         );
+        what.extend(
+            state
+                .tombstones
+                .iter()
+                .map(|(node, key)| format!("{key} is to end on {node}")),
+        );
         what.join(", ")
     }
+}
+
+fn no_room() -> Reject {
+    Reject::new(carrel_core::broker::RejectKind::Exhausted, "no room on the disk")
 }

@@ -198,7 +198,10 @@ fn what_does_not_go_is_tried_again_and_its_gpus_are_drained() {
     let actions = rig.pass(DRAIN_AFTER_MS);
     assert_eq!(actions.last(), Some(&Action::Report), "{actions:?}");
     let drained = rig.agent.inventory().gpus[3].drained.clone();
-    assert_eq!(drained, Some(format!("job 1 does not release it: {stuck}")));
+    assert_eq!(
+        drained,
+        Some(format!("draining, job 1 does not release it: {stuck}"))
+    );
     let actions = rig.event(key(1), released());
     assert_eq!(actions.last(), Some(&Action::Report), "{actions:?}");
     assert_eq!(rig.agent.inventory().gpus[3].drained, None);

@@ -216,6 +216,7 @@ fn job(id: u64, gpus: &[u32]) -> DesiredJob {
         host_key: String::new(),
         host_principals: Vec::new(),
         workdir: String::new(),
+        ready: false,
     }
 }
 
@@ -238,6 +239,10 @@ fn found(job: &DesiredJob, state: FoundState) -> Found {
             cpus: job.cpus,
             memory_bytes: job.memory_bytes,
             deadline: job.deadline,
+            rank: 0,
+            nodes: 1,
+            started: Timestamp(0),
+            image: String::new(),
         },
         state,
     }

@@ -1,5 +1,6 @@
 //! What each input does, one subject a file.
 
+mod adopt;
 mod directory;
 mod end;
 mod node;
@@ -18,9 +19,11 @@ impl Broker {
             Input::ExtendSession(caller, session, add) => self.on_extend(&caller, &session, add),
             Input::StopSession(caller, session, job) => self.on_stop(now, &caller, &session, job),
             Input::RemoveSession(caller, session) => self.on_remove(now, &caller, &session),
-            Input::Observed(observed) => self.on_observed(now, *observed),
+            Input::Observed(observed) => self.on_observed(now, observed),
+            Input::Contact(observed) => self.on_contact(now, &observed),
             Input::Disconnected(node) => self.on_disconnected(&node),
             Input::Tick => self.on_tick(now),
+            Input::ClockStepped(by) => Ok(self.on_clock_stepped(by)),
             Input::CreateNodeToken(caller, token) => self.on_create_node_token(now, &caller, token),
             Input::JoinNode {
                 token,
@@ -32,6 +35,10 @@ impl Broker {
                 old,
                 certificate,
             } => self.on_renew(&node, &old, certificate),
+            Input::FindNode { node, certificate } => self.on_find_node(now, &node, certificate),
+            Input::AdoptNode(caller, node) => self.on_adopt_node(&caller, &node),
+            Input::AdoptJob(caller, key) => self.on_adopt_job(now, &caller, key),
+            Input::EndFound(caller, key) => self.on_end_found(&caller, key),
             Input::DrainNode(caller, node, reason) => self.on_drain(&caller, &node, Some(reason)),
             Input::ResumeNode(caller, node) => self.on_drain(&caller, &node, None),
             Input::RemoveNode(caller, node) => self.on_remove_node(&caller, &node),

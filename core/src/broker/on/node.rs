@@ -87,8 +87,10 @@ impl Broker {
                 boot_id: String::new(),
                 version: String::new(),
                 images: Vec::new(),
+                found: None,
             },
         };
+        record.found = None;
         let old = [
             std::mem::take(&mut record.certificate),
             std::mem::take(&mut record.former_certificate),

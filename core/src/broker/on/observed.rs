@@ -5,50 +5,72 @@ use std::sync::Arc;
 use crate::broker::change::Change;
 use crate::broker::desired::{held_on, rank_on};
 use crate::broker::{Broker, Effect, Reject, RejectKind, Reply};
-use crate::model::ids::{Incarnation, JobId, JobKey, NodeName};
+use crate::model::ids::{Generation, Incarnation, JobId, JobKey, NodeName};
 use crate::model::job::{Ending, Job, JobState, Phase, Placed};
 use crate::model::node::{EndCause, NodeRecord, Observed, ObservedJob, ObservedPhase};
 use crate::model::time::Timestamp;
 
+/// Ids of jobs and sessions that a cluster may have given out since the backup that it goes on
+/// from: some thousand a day.
+const UNKNOWN_IDS: u64 = 1_000_000;
+
 impl Broker {
-    pub(super) fn on_observed(&mut self, now: Timestamp, observed: Observed) -> Result<Reply, Reject> {
+    pub(super) fn on_observed(&mut self, now: Timestamp, observed: Arc<Observed>) -> Result<Reply, Reject> {
         let node = observed.node.clone();
         let record = Arc::clone(self.state.node_named(&node)?);
-        if self.is_late(&observed) {
-            return Err(Reject::new(
-                RejectKind::WrongState,
-                format!("a late report of node {node}"),
-            ));
-        }
+        self.must_be_new(&observed)?;
         self.catch_up(&observed);
         self.note_record(&record, &observed);
-        let foreign = observed
-            .accepted
-            .as_ref()
-            .is_some_and(|(cluster, _)| *cluster != self.state.cluster.id);
-        let lease = self.state.settings.lease;
-        let observed = Arc::new(observed);
+        let foreign = self.state.is_foreign(&observed);
         let former = self.state.links.get(&node).filter(|link| link.connected);
         let former = former.and_then(|link| link.observed.as_ref());
         // What it holds for jobs that are not ours any more, or not yet, is not free.
         self.output.room |= former.is_none_or(|former| former.jobs != observed.jobs);
-        self.state.update_link(&node, |link| {
+        self.note_contact(now, &observed);
+        if !foreign {
+            for id in held_on(&self.state, &node) {
+                self.see_job(now, &node, id, &observed);
+            }
+            self.see_removals(&node);
+            self.see_tombstones(&node, &observed);
+            self.recognise(now, &observed);
+        }
+        Ok(Reply::Done)
+    }
+
+    pub(super) fn on_contact(&mut self, now: Timestamp, observed: &Arc<Observed>) -> Result<Reply, Reject> {
+        self.state.node_named(&observed.node)?;
+        self.must_be_new(observed)?;
+        self.note_contact(now, observed);
+        Ok(Reply::Done)
+    }
+
+    /// The node is there, and is answered: nothing of this is kept.
+    fn note_contact(&mut self, now: Timestamp, observed: &Arc<Observed>) {
+        let foreign = self.state.is_foreign(observed);
+        let lease = self.state.settings.lease;
+        self.state.update_link(&observed.node, |link| {
             link.connected = true;
             link.last_contact = now;
             if !foreign {
                 // The answer to this report renews the lease from when it was sent, which is not after now.
                 link.lease_until = link.lease_until.max(now.after(lease));
             }
-            link.observed = Some(Arc::clone(&observed));
+            link.observed = Some(Arc::clone(observed));
         });
-        self.output.effects.insert(Effect::SendDesired(node.clone()));
-        if !foreign {
-            for id in held_on(&self.state, &node) {
-                self.see_job(now, &node, id, &observed);
-            }
-            self.see_removals(&node);
+        self.output
+            .effects
+            .insert(Effect::SendDesired(observed.node.clone()));
+    }
+
+    fn must_be_new(&self, observed: &Observed) -> Result<(), Reject> {
+        if self.is_late(observed) {
+            return Err(Reject::new(
+                RejectKind::WrongState,
+                format!("a late report of node {}", observed.node),
+            ));
         }
-        Ok(Reply::Done)
+        Ok(())
     }
 
     /// Overtaken by a later report of the same agent process. A new process
@@ -82,6 +104,11 @@ impl Broker {
             )
         });
         let record = &mut self.state.cluster;
+        if overtaken {
+            // What was given out since the backup, and is not reported because it has ended, is not known.
+            record.next_job += UNKNOWN_IDS;
+            record.next_session += UNKNOWN_IDS;
+        }
         let ids_behind = jobs > record.next_job || sessions > record.next_session;
         record.next_job = record.next_job.max(jobs);
         record.next_session = record.next_session.max(sessions);
@@ -90,8 +117,8 @@ impl Broker {
                 number: seen.number + 1,
                 nonce: ours.nonce,
             };
-            let first = crate::model::ids::Generation::first_of(seen.number + 1);
-            self.state.next_generation = self.state.next_generation.max(first);
+            let before = Generation::before(record.incarnation);
+            self.state.next_generation = self.state.next_generation.max(before);
             let nodes: Vec<NodeName> = self.state.links.keys().cloned().collect();
             for node in nodes {
                 self.touch(&node);
@@ -213,6 +240,42 @@ impl Broker {
                 self.record(Change::DeleteRemoval(node.clone(), session));
                 self.touch(node);
             }
+        }
+    }
+
+    /// Found jobs that were to end, and are gone.
+    fn see_tombstones(&mut self, node: &NodeName, observed: &Observed) {
+        let wanted: Vec<JobKey> = self
+            .state
+            .tombstones_on(node)
+            .filter(|key| {
+                let mut seen = observed.jobs.iter();
+                !seen.any(|job| job.key == *key && job.phase != ObservedPhase::Released)
+            })
+            .collect();
+        for key in wanted {
+            self.state.tombstones.remove(&(node.clone(), key));
+            self.record(Change::DeleteTombstone(node.clone(), key));
+            self.touch(node);
+        }
+    }
+
+    /// A job that waits here and runs there has been started after the backup that we go on from:
+    /// it is the same one.
+    fn recognise(&mut self, now: Timestamp, observed: &Observed) {
+        let running: Vec<JobKey> = observed
+            .jobs
+            .iter()
+            .filter(|seen| seen.cluster == self.state.cluster.id)
+            .filter(|seen| {
+                let job = self.state.jobs.get(&seen.key.job);
+                job.is_some_and(|job| matches!(job.phase, Phase::Pending { .. }))
+            })
+            .map(|seen| seen.key)
+            .collect();
+        for key in running {
+            // What cannot be taken over is shown as found.
+            self.adopt_job(now, key).ok();
         }
     }
 

@@ -1,5 +1,7 @@
 //! Time passed.
 
+use std::time::Duration;
+
 use crate::broker::change::Change;
 use crate::broker::desired::held_on;
 use crate::broker::{Broker, Effect, Reject, Reply};
@@ -14,6 +16,18 @@ impl Broker {
         self.give_up_lost_nodes(now);
         self.forget_expired_tokens(now);
         Ok(Reply::Done)
+    }
+
+    /// Nodes count their leases on a clock that nobody sets.
+    pub(super) fn on_clock_stepped(&mut self, by: Duration) -> Reply {
+        let nodes: Vec<NodeName> = self.state.links.keys().cloned().collect();
+        for node in nodes {
+            self.state.update_link(&node, |link| {
+                link.lease_until = link.lease_until.after(by);
+                link.last_contact = link.last_contact.after(by);
+            });
+        }
+        Reply::Done
     }
 
     fn end_overdue(&mut self, now: Timestamp) {

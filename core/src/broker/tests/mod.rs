@@ -1,5 +1,6 @@
 //! The state machine, seen from outside: inputs, and what they cause.
 
+mod found;
 mod lifecycle;
 mod nodes;
 mod requests;
@@ -189,7 +190,7 @@ impl World {
             version: "0.1.0".into(),
             images: vec![],
         };
-        self.must(Input::Observed(Box::new(observed)));
+        self.must(Input::Observed(Arc::new(observed)));
     }
 
     fn open(&mut self, user: &str, request: OpenSession) -> (SessionId, JobId) {
@@ -241,6 +242,10 @@ impl World {
             deadline: placed.deadline,
             cluster: cluster(),
             connections: 0,
+            rank: 0,
+            nodes: placed.allocation.nodes.len() as u32,
+            started: placed.started,
+            image: "local/debian".into(),
         }
     }
 }

@@ -105,7 +105,7 @@ fn a_restored_store_goes_on_after_what_nodes_have_seen() {
         version: String::new(),
         images: vec![],
     };
-    world.must(Input::Observed(Box::new(observed)));
+    world.must(Input::Observed(Arc::new(observed)));
     let after = world.broker.state().cluster.incarnation;
     assert_eq!(
         after,
@@ -142,7 +142,7 @@ fn late_and_repeated_reports_change_nothing() {
         version: String::new(),
         images: vec![],
     };
-    assert!(world.handle(Input::Observed(Box::new(stale))).is_err());
+    assert!(world.handle(Input::Observed(Arc::new(stale))).is_err());
     assert_eq!(world.state(id), JobState::Running);
 }
 

@@ -119,6 +119,9 @@ pub fn run(prepared: Prepared, lease_ms: Option<u64>) -> anyhow::Result<u8> {
     )?;
 
     let mut keeper = Keeper {
+        lease_end: lease_ms
+            .map(|left| boot_ms().saturating_add(left))
+            .or(prepared.lease_end),
         prepared,
         server: None,
         restart_at: 0,
@@ -126,7 +129,6 @@ pub fn run(prepared: Prepared, lease_ms: Option<u64>) -> anyhow::Result<u8> {
         starts: 0,
         started: BTreeMap::new(),
         kept: Kept::default(),
-        lease_end: lease_ms.map(|left| boot_ms().saturating_add(left)),
         stop: None,
     };
     loop {
@@ -148,9 +150,12 @@ impl Keeper {
     /// Does what is due by time.
     fn act(&mut self) {
         let now = boot_ms();
-        if self.stop.is_none() && self.lease_end.is_some_and(|end| end <= now) {
+        if self.stop.is_none()
+            && let Some(end) = self.lease_end.filter(|end| *end <= now)
+        {
             say("the lease ended");
-            self.begin_stop(CODE_LEASE, DEFAULT_GRACE_MS);
+            // Counted from the lease's end: a host that slept through it grants none.
+            self.begin_stop(CODE_LEASE, DEFAULT_GRACE_MS.saturating_sub(now - end));
         }
         if self.stop.is_none() && self.server.is_none() && self.restart_at <= now {
             self.start_server(now);

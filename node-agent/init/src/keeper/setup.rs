@@ -29,6 +29,8 @@ pub struct Prepared {
     pub seed: OwnedFd,
     /// Configuration.
     pub config: OwnedFd,
+    /// End of the first lease, milliseconds of `CLOCK_BOOTTIME`.
+    pub lease_end: Option<u64>,
 }
 
 /// Bytes of randomness from which the host key is made.
@@ -38,7 +40,10 @@ const SEED_BYTES: usize = 32;
 /// becomes the user.
 pub fn prepare(options: &Options) -> anyhow::Result<Prepared> {
     occupy_standard_files()?;
-    let config = read_config(&options.run_dir)?;
+    let mut config = read_config(&options.run_dir)?;
+    // It is spent here: what is kept of the configuration equals what later requests say.
+    let first = std::mem::take(&mut config.first_lease_end_ms);
+    let lease_end = (first > 0).then_some(first);
     let identity = config.identity.clone().context("init.pb names no identity")?;
     ensure!(!identity.name.is_empty(), "init.pb names no user");
     ensure!(
@@ -69,6 +74,7 @@ pub fn prepare(options: &Options) -> anyhow::Result<Prepared> {
         ctl,
         seed,
         config,
+        lease_end,
     })
 }
 

@@ -1,0 +1,34 @@
+//! The processes of a test's cluster, as the host sees them.
+
+use carrel_tests::cluster::Cluster;
+
+fn read(pid: i32, file: &str) -> String {
+    std::fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default()
+}
+
+/// Parent of a process; 0: it is gone.
+pub fn parent(pid: i32) -> i32 {
+    let status = read(pid, "status");
+    let line = status.lines().find_map(|line| line.strip_prefix("PPid:"));
+    line.and_then(|pid| pid.trim().parse().ok()).unwrap_or(0)
+}
+
+/// Processes of a name inside a cluster's sandbox.
+pub fn named(cluster: &Cluster, name: &str) -> Vec<i32> {
+    let in_sandbox = |pid: i32| {
+        let mut ancestors = std::iter::successors(Some(pid), |pid| Some(parent(*pid)).filter(|pid| *pid > 1));
+        ancestors.any(|pid| pid.unsigned_abs() == cluster.sandbox().init())
+    };
+    let all = std::fs::read_dir("/proc").expect("/proc").flatten();
+    all.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .filter(|pid| read(*pid, "comm").trim() == name && in_sandbox(*pid))
+        .collect()
+}
+
+/// SSH servers of the sandbox's containers: children of carrel-init.
+pub fn ssh_servers(cluster: &Cluster) -> Vec<i32> {
+    let servers = named(cluster, "carrel-ssh").into_iter();
+    servers
+        .filter(|pid| read(parent(*pid), "comm").trim() == "carrel-init")
+        .collect()
+}
