@@ -120,6 +120,6 @@ mod tests {
         assert_eq!(told.stepped, Duration::ZERO, "it only runs fast");
         let told = told.next(Timestamp(3_641_300), start + Duration::from_secs(31));
         assert_eq!(told.time, Timestamp(3_641_300));
-        assert_eq!(told.stepped, Duration::from_secs(3_600));
+        assert_eq!(told.stepped, Duration::from_hours(1));
     }
 }

@@ -149,6 +149,9 @@ fn a_lost_store() {
         "{}",
         cluster.last_logs()
     );
+    cluster.ready("what runs is found", |this| {
+        found(this)["jobs"].as_array().is_some_and(|jobs| jobs.len() == 2)
+    });
     // Nothing is placed there: not beside what runs either.
     let waits = cluster
         .carrel(ALICE, ["alloc", "--immediate=1", "--gpus", "1", "--", "true"])

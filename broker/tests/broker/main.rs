@@ -6,6 +6,7 @@ mod bad_input;
 mod configuration;
 mod daemon;
 mod durability;
+mod lost_store;
 mod nodes;
 mod sessions;
 mod store;

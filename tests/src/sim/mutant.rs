@@ -19,8 +19,6 @@ pub enum Mutant {
     IgnoredGeneration,
     /// The broker takes a generation of a former start for one of its own.
     IgnoredIncarnation,
-    /// The broker takes any allocation of a job for the one that it knows.
-    IgnoredAllocation,
     /// Neither agent nor carrel-init end anything at the lease's end.
     SkippedLease,
     /// The agent counts the lease from the answer's arrival, and not from its report.
@@ -53,12 +51,11 @@ pub enum Mutant {
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 18] = [
         Self::ReplyBeforeCommit,
         Self::UnsyncedCommit,
         Self::IgnoredGeneration,
         Self::IgnoredIncarnation,
-        Self::IgnoredAllocation,
         Self::SkippedLease,
         Self::LeaseFromArrival,
         Self::LeaseStopsInSleep,
@@ -82,7 +79,6 @@ impl Mutant {
             Self::UnsyncedCommit => "unsynced-commit",
             Self::IgnoredGeneration => "ignored-generation",
             Self::IgnoredIncarnation => "ignored-incarnation",
-            Self::IgnoredAllocation => "ignored-allocation",
             Self::SkippedLease => "skipped-lease",
             Self::LeaseFromArrival => "lease-from-arrival",
             Self::LeaseStopsInSleep => "lease-stops-in-sleep",
@@ -136,7 +132,6 @@ pub fn desired(mutant: Option<Mutant>, desired: &mut Desired, runs: &[JobKey], w
         | Mutant::UnsyncedCommit
         | Mutant::IgnoredGeneration
         | Mutant::IgnoredIncarnation
-        | Mutant::IgnoredAllocation
         | Mutant::LeaseStopsInSleep
         | Mutant::RestartForgetsLeases
         | Mutant::ClockStepIgnored
@@ -156,12 +151,6 @@ pub fn observed(mutant: Option<Mutant>, observed: &mut Observed, state: &State) 
         Mutant::IgnoredIncarnation => {
             if observed.accepted.is_some() {
                 observed.accepted = Some((ours, state.cluster.incarnation));
-            }
-        }
-        Mutant::IgnoredAllocation => {
-            for seen in observed.jobs.iter_mut().filter(|seen| seen.cluster == ours) {
-                let known = state.jobs.get(&seen.key.job).and_then(|job| job.last_placed());
-                seen.key.generation = known.map_or(seen.key.generation, |placed| placed.generation);
             }
         }
         Mutant::FreedBeforeAcknowledged => {

@@ -78,6 +78,8 @@ pub enum Deed {
     Started(JobKey),
     /// The agent ends what runs. Nothing here asks for it: neither deadline nor lease.
     Ended(JobKey),
+    /// The agent starts what it has ended before.
+    Again(JobKey),
 }
 
 /// A simulated host.
@@ -119,6 +121,8 @@ pub struct Node {
     pub deeds: Vec<Deed>,
     /// Ends that the agent has begun: each is judged once, when it begins.
     noted: BTreeSet<JobKey>,
+    /// What the agent has removed, and has written down that it is over.
+    over: BTreeSet<JobKey>,
     snapshot: Option<(u64, Box<Node>)>,
     mutant: Option<Mutant>,
 }
@@ -148,6 +152,7 @@ impl Node {
             sent: BTreeMap::new(),
             deeds: Vec::new(),
             noted: BTreeSet::new(),
+            over: BTreeSet::new(),
             snapshot: None,
             mutant,
         };
@@ -295,6 +300,7 @@ impl Node {
         self.kill_agent(now, rng);
         self.ledger = None;
         self.synced = None;
+        self.over.clear();
     }
 
     /// The host is suspended: its clocks go on, nothing else does.
@@ -430,6 +436,9 @@ impl Node {
                 let key = job.key;
                 let holding = agent.holding(key).cloned();
                 let Some(holding) = holding else { return };
+                if self.over.contains(&key) {
+                    self.deeds.push(Deed::Again(key));
+                }
                 if rng.one_in(25) {
                     let why = "the image was not found".to_owned();
                     self.tell_later(
@@ -481,6 +490,7 @@ impl Node {
             }
             Action::Remove(key) => {
                 self.note_end(now, key);
+                self.over.insert(key);
                 self.later(now, rng.below(1_500), Later::Removed(key));
             }
             Action::RemoveSession(session) => {
@@ -713,7 +723,7 @@ impl Node {
     }
 
     /// What it may hold at most.
-    pub fn capacity(&self) -> (u64, u64) {
+    pub fn capacity() -> (u64, u64) {
         (u64::from(CPUS), MEMORY)
     }
 }

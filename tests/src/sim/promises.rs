@@ -74,6 +74,9 @@ impl World {
                 Deed::Ended(key) if !self.may_end(key) => {
                     return Err(format!("{key} is ended on {node}, and nobody wished it"));
                 }
+                Deed::Again(key) => {
+                    return Err(format!("{key} has ended on {node}, and is started again"));
+                }
                 Deed::Started(_) | Deed::Ended(_) => {}
             }
         }

@@ -135,10 +135,10 @@ pub(super) fn settings() -> Settings {
     Settings {
         default_image: "local/debian".into(),
         default_time: Duration::from_mins(20),
-        max_time: Duration::from_mins(60),
+        max_time: Duration::from_hours(1),
         lease: Duration::from_mins(5),
         lease_margin: Duration::from_secs(30),
-        contact_timeout: Duration::from_secs(60),
+        contact_timeout: Duration::from_mins(1),
         ..Settings::default()
     }
 }
@@ -187,7 +187,7 @@ pub(super) fn fresh_store(id: ClusterId, nodes: u64, nonce: u64, now: Timestamp)
         let token = NodeToken {
             hash,
             node: None,
-            expires: now.after(Duration::from_secs(60)),
+            expires: now.after(Duration::from_mins(1)),
         };
         settle(Input::CreateNodeToken(caller("root"), token));
         let name = format!("n{number}");

@@ -176,7 +176,7 @@ impl Broker {
             spec: SessionSpec {
                 request,
                 image: first.image.clone(),
-                time_limit: placed.deadline.since(placed.started).max(Duration::from_secs(60)),
+                time_limit: placed.deadline.since(placed.started).max(Duration::from_mins(1)),
                 env: std::collections::BTreeMap::new(),
                 workdir: String::new(),
             },

@@ -19,7 +19,7 @@ fn stranger(world: &World, name: &str) -> ObservedJob {
         memory_bytes: 1 << 30,
         user: Some("alice".parse().expect("a user name")),
         name: "dev".into(),
-        deadline: world.now.after(Duration::from_secs(3_600)),
+        deadline: world.now.after(Duration::from_hours(1)),
         cluster: cluster(),
         connections: 1,
         rank: 0,
@@ -234,7 +234,7 @@ fn a_contact_renews_the_lease_and_keeps_nothing() {
 fn leases_are_lengths_of_time_whatever_the_wall_clock_says() {
     let mut world = World::new(&["n1"]);
     let (_, id) = world.open("alice", open("dev", gpus(4)));
-    let day = Duration::from_secs(4 * 3_600);
+    let day = Duration::from_hours(4);
     world.wait(day);
     world.must(Input::ClockStepped(day));
     world.must(Input::Tick);
