@@ -80,7 +80,7 @@ mod tests {
             gpus: gpus.into_iter().map(gpu).collect(),
             cpus: 8,
             memory_bytes: 16 << 30,
-            progress: String::new(),
+            ..Default::default()
         };
         let mut job = v1::Job {
             nodes: vec![node("h100-01", vec![0, 1, 2, 3])],

@@ -38,6 +38,46 @@ pub struct RequestArgs {
     /// Container image [default: the config's, or the cluster's]
     #[arg(long, value_name = "IMAGE")]
     pub image: Option<String>,
+    /// A variable for every process; may be repeated
+    #[arg(long, value_name = "NAME=VALUE", value_parser = parse_variable)]
+    pub env: Vec<v1::EnvVar>,
+    /// Where logins and commands start [default: the home]
+    #[arg(long, visible_alias = "chdir", value_name = "DIR")]
+    pub workdir: Option<String>,
+    /// A directory of the nodes, as the cluster's policy allows; may be repeated
+    #[arg(long, value_name = "SRC[:DST][:ro]", value_parser = parse_mount)]
+    pub mount: Vec<v1::Mount>,
+}
+
+/// "NAME=VALUE".
+fn parse_variable(text: &str) -> std::result::Result<v1::EnvVar, String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok(v1::EnvVar {
+            name: name.to_owned(),
+            value: value.to_owned(),
+        }),
+        _ => Err("write NAME=VALUE".to_owned()),
+    }
+}
+
+/// "SOURCE[:TARGET][:ro]".
+fn parse_mount(text: &str) -> std::result::Result<v1::Mount, String> {
+    let parts: Vec<&str> = text.split(':').collect();
+    let (source, target, read_only) = match parts[..] {
+        [source] => (source, source, false),
+        [source, "ro"] => (source, source, true),
+        [source, target] => (source, target, false),
+        [source, target, "ro"] => (source, target, true),
+        _ => return Err("write SOURCE, SOURCE:TARGET, or either with :ro".to_owned()),
+    };
+    if [source, target].iter().any(|path| !path.starts_with('/')) {
+        return Err("both directories are absolute".to_owned());
+    }
+    Ok(v1::Mount {
+        source: source.to_owned(),
+        target: target.to_owned(),
+        read_only,
+    })
 }
 
 impl RequestArgs {
@@ -53,7 +93,13 @@ impl RequestArgs {
             mem,
             time,
             image,
+            env,
+            workdir,
+            mount,
         } = self;
+        if !env.is_empty() || workdir.is_some() || !mount.is_empty() {
+            return false;
+        }
         let counts = nodes.or(*cpus).is_none() && gpus.is_none() && gpus_per_node.is_none();
         counts && gpu_model.is_none() && !nvlink && mem.is_none() && time.is_none() && image.is_none()
     }
@@ -114,12 +160,26 @@ impl RequestArgs {
             }
             base.image.clone_from(image);
         }
+        for variable in &self.env {
+            base.env.retain(|known| known.name != variable.name);
+            base.env.push(variable.clone());
+        }
+        if let Some(workdir) = &self.workdir {
+            base.workdir.clone_from(workdir);
+        }
+        for mount in &self.mount {
+            base.mounts.retain(|known| known.target != mount.target);
+            base.mounts.push(mount.clone());
+        }
         Ok(base)
     }
 }
 
 /// What a session was last time.
 pub fn last_spec(session: &v1::Session) -> v1::SessionSpec {
+    if let Some(spec) = &session.spec {
+        return spec.clone();
+    }
     let job = session.job.clone().unwrap_or_default();
     v1::SessionSpec {
         resources: job.request,
@@ -164,6 +224,41 @@ mod tests {
         assert_eq!(resources("").nodes, 1);
         assert_eq!(spec("-t 90").unwrap().time_limit_s, 5400);
         assert_eq!(resources("--gpus 2 --gpu-model a100").gpu_model, "a100");
+    }
+
+    #[test]
+    fn containers_are_described() {
+        let spec = spec("--env A=1 --env B=x=y --workdir /w --mount /data:ro --mount /a:/b --mount /c:/d:ro")
+            .unwrap();
+        let env: Vec<_> = spec
+            .env
+            .iter()
+            .map(|v| (v.name.as_str(), v.value.as_str()))
+            .collect();
+        assert_eq!(env, [("A", "1"), ("B", "x=y")]);
+        let mounts: Vec<_> = spec
+            .mounts
+            .iter()
+            .map(|m| (m.source.as_str(), m.target.as_str(), m.read_only))
+            .collect();
+        assert_eq!(
+            mounts,
+            [("/data", "/data", true), ("/a", "/b", false), ("/c", "/d", true)]
+        );
+        assert_eq!(spec.workdir, "/w");
+        for line in [
+            "--env A",
+            "--env =x",
+            "--mount data",
+            "--mount /a:b",
+            "--mount /a:/b:rw",
+            "--mount /a:/b:ro:x",
+        ] {
+            assert!(
+                Cli::try_parse_from(format!("carrel alloc {line}").split_whitespace()).is_err(),
+                "{line}"
+            );
+        }
     }
 
     #[test]

@@ -35,6 +35,15 @@ pub struct NodeAllocation {
     gpus: Vec<Gpu>,
     cpus: u32,
     memory_bytes: u64,
+    fence: Option<Fence>,
+    oom_kills: u32,
+}
+
+/// A fence that held when it was tried.
+#[derive(Debug, Serialize)]
+pub struct Fence {
+    checks: u32,
+    micros: u32,
 }
 
 /// A GPU of an allocation.
@@ -88,6 +97,7 @@ pub struct Node {
     driver_version: Option<String>,
     os: String,
     gpu_note: Option<String>,
+    isolation: Option<String>,
     last_contact: String,
     version: String,
     images: Vec<String>,
@@ -310,6 +320,10 @@ impl From<v1::NodeAllocation> for NodeAllocation {
             gpus: gpus.collect(),
             cpus: held.cpus,
             memory_bytes: held.memory_bytes,
+            fence: held
+                .fence
+                .map(|v1::FenceReport { checks, micros }| Fence { checks, micros }),
+            oom_kills: held.oom_kills,
         }
     }
 }
@@ -372,6 +386,7 @@ impl From<v1::Node> for Node {
             driver_version: some(inventory.driver_version),
             os: inventory.os,
             gpu_note: some(inventory.gpu_note),
+            isolation: some(inventory.isolation),
             last_contact: rfc3339(node.last_contact_ms),
             version: node.version,
             images: node.images,
@@ -505,7 +520,11 @@ mod tests {
                 }],
                 cpus: 8,
                 memory_bytes: 1 << 30,
-                progress: String::new(),
+                fence: Some(v1::FenceReport {
+                    checks: 40,
+                    micros: 900,
+                }),
+                ..Default::default()
             }],
             ..Default::default()
         };
@@ -514,7 +533,7 @@ mod tests {
             "id": 17, "name": "dev", "kind": "interactive", "state": "RUNNING", "user": "alice", "reason": "",
             "submitted": "2026-01-01T00:00:00Z", "started": "2026-01-01T00:00:01Z", "deadline": null,
             "nodes": [{"node": "h100-01", "gpus": [{"uuid": "GPU-1", "index": 3, "model": "NVIDIA H100"}],
-                       "cpus": 8, "memory_bytes": 1_073_741_824}],
+                       "cpus": 8, "memory_bytes": 1_073_741_824, "fence": {"checks": 40, "micros": 900}, "oom_kills": 0}],
             "exit_code": null,
         });
         for (name, value) in expected.as_object().unwrap() {

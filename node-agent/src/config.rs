@@ -21,8 +21,6 @@ const DEFAULT_CONFIG: &str = "/etc/carrel/node.toml";
 const MAX_STATE_PATH: usize = 60;
 /// Between two reports when nothing changes: a fraction of the broker's contact timeout.
 const DEFAULT_HEARTBEAT: Duration = Duration::from_secs(3);
-/// Processes and threads of one job; systemd's default for a login's slice is of this size.
-const DEFAULT_PIDS_LIMIT: u64 = 32_768;
 
 /// Flags that every verb with a runtime has.
 #[derive(Args, Clone, Debug, Default)]
@@ -78,6 +76,7 @@ struct File {
     registry_auth: Option<PathBuf>,
     heartbeat: Option<Span>,
     pids_limit: Option<u64>,
+    allow_metadata: bool,
     allow_root: Option<bool>,
 }
 
@@ -92,8 +91,6 @@ pub struct Config {
     pub runtime: RuntimeOptions,
     /// Between two reports when nothing changes.
     pub heartbeat: Duration,
-    /// Most processes and threads of one job.
-    pub pids_limit: u64,
     /// Whether jobs may be user 0's: root in the container, without capabilities. None: when the broker
     /// runs on this machine, so that its root is this machine's (`carrel up`); elsewhere the broker's
     /// root is a stranger to this host's files.
@@ -123,6 +120,8 @@ impl Config {
         runtime.network = file.network;
         runtime.subnet = file.subnet.filter(|subnet| !subnet.is_empty());
         runtime.cgroup_parent = file.cgroup_parent.filter(|parent| !parent.is_empty());
+        runtime.pids_limit = file.pids_limit.unwrap_or(runtime.pids_limit);
+        runtime.allow_metadata = file.allow_metadata;
         runtime.images = ImageOptions {
             insecure_registries: file.insecure_registries,
             registry_auth: named(file.registry_auth),
@@ -141,7 +140,6 @@ impl Config {
             },
             runtime,
             heartbeat: file.heartbeat.map_or(DEFAULT_HEARTBEAT, |span| span.0),
-            pids_limit: file.pids_limit.unwrap_or(DEFAULT_PIDS_LIMIT),
             allow_root: file.allow_root,
         })
     }
@@ -314,8 +312,8 @@ mod tests {
         let config = load(example, NodeArgs::default()).expect("a configuration");
         assert_eq!(config.nvml.library, None);
         assert_eq!(
-            (config.heartbeat, config.pids_limit),
-            (DEFAULT_HEARTBEAT, DEFAULT_PIDS_LIMIT)
+            (config.heartbeat, config.runtime.pids_limit),
+            (DEFAULT_HEARTBEAT, RuntimeOptions::new("/s", "/i").pids_limit)
         );
         assert_eq!(config.allow_root, Some(false));
     }

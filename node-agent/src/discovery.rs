@@ -26,6 +26,7 @@ pub async fn look(nvml: &NvmlSource, runtime: &Runtime) -> Result<Inventory> {
     let looking = tokio::task::spawn_blocking(move || gpu::discover(&source));
     let looked = tokio::time::timeout(TIMEOUT, looking).await;
     let mut inventory = looked.context("NVML does not answer: see dmesg on the node")??;
+    inventory.isolation = runtime.isolation();
     for gpu in &mut inventory.gpus {
         if gpu.drained.is_none()
             && !gpu.mig_enabled

@@ -106,7 +106,6 @@ pub async fn run(config: Config, membership: Membership, cancel: CancellationTok
             runtime: runtime.clone(),
             nvml: config.nvml.clone(),
             inventory: inventory_of_jobs,
-            pids_limit: config.pids_limit,
             allow_root,
             events,
         }),
@@ -193,6 +192,9 @@ impl Service {
                     if matches!(event, ContainerEvent::Ready { .. }) {
                         self.images_changed.notify_one();
                     }
+                    if let ContainerEvent::OutOfMemory { kills } = event {
+                        self.jobs.out_of_memory(key, kills);
+                    }
                     self.handle(Input::Container(key, event)).await;
                 }
                 Some(event) = inboxes.link.recv() => self.on_link(event).await,
@@ -277,13 +279,17 @@ impl Service {
         match event {
             RuntimeEvent::Resync => self.look().await,
             RuntimeEvent::OutOfMemory { key } => {
-                self.handle(Input::Container(key, ContainerEvent::OutOfMemory))
+                let kills = self.runtime.out_of_memory_kills(key).max(1);
+                if self.agent.is_ready(key) {
+                    self.jobs.out_of_memory(key, kills);
+                }
+                self.handle(Input::Container(key, ContainerEvent::OutOfMemory { kills }))
                     .await;
             }
             RuntimeEvent::Exited { key, code } => {
                 let event = ContainerEvent::Exited {
                     code: Some(code),
-                    out_of_memory: self.runtime.ran_out_of_memory(key),
+                    out_of_memory: self.runtime.out_of_memory_kills(key) > 0,
                     detail: if code == 0 {
                         String::new()
                     } else {

@@ -53,6 +53,7 @@ impl Host {
         let mut runtime = RuntimeOptions::new(&state, init);
         runtime.private_containerd = true;
         runtime.network = NetworkMode::Loopback;
+        runtime.pids_limit = 200;
         let config = Config {
             state,
             nvml: NvmlSource {
@@ -65,7 +66,7 @@ impl Host {
             },
             runtime,
             heartbeat: Duration::from_millis(100),
-            pids_limit: 200,
+
             allow_root: None,
         };
         Self {

@@ -440,6 +440,71 @@ fn carrel_init_runs_as_process_1() {
     );
 }
 
+/// A fence that leaks ends the start and says where: here another GPU has the device number of the job's own.
+/// With numbers of their own, the same container stands the trial.
+#[test]
+fn a_fence_that_leaks_fails_the_start() {
+    let init = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../target/x86_64-unknown-linux-musl/debug/carrel-init"
+    );
+    if !std::path::Path::new(init).exists() {
+        eprintln!("skipped: carrel-init is not built (./dev build)");
+        return;
+    }
+    with_rig(
+        |options| options.init_binary = init.into(),
+        |rig| async move {
+            rig.import_busybox("tiny").await;
+            std::fs::create_dir(rig.dir.join("cdi")).unwrap();
+            for (number, minor, leaks) in [(61, 5, true), (62, 6, false)] {
+                let device = |gpu: u32, minor: u32| {
+                    let node =
+                        format!(r#"{{"path":"/dev/nvidia{gpu}","type":"c","major":60,"minor":{minor}}}"#);
+                    let uuid = described_gpu(gpu).uuid;
+                    format!(r#"{{"name":"{uuid}","containerEdits":{{"deviceNodes":[{node}]}}}}"#)
+                };
+                let devices = [device(5, 5), device(6, minor)].join(",");
+                let text =
+                    format!(r#"{{"cdiVersion":"0.5.0","kind":"nvidia.com/gpu","devices":[{devices}]}}"#);
+                std::fs::write(rig.dir.join("cdi/described.json"), text).unwrap();
+                let mut spec = job(number, "tiny", "");
+                spec.command = None;
+                spec.gpus = vec![described_gpu(5)];
+                spec.others = vec![described_gpu(6)];
+                spec.record.gpus = spec.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
+                spec.init_config = prost::Message::encode_to_vec(&carrel_proto::v1::InitConfig {
+                    job: number,
+                    identity: Some(spec.identity.clone()),
+                    ..carrel_proto::v1::InitConfig::default()
+                });
+                let key = spec.record.key;
+                rig.runtime.create(&spec, &rig.progress()).await.unwrap();
+                if leaks {
+                    let said = rig.ended(key).await;
+                    assert!(
+                        said.contains("the fence leaks: the device of GPU 6 is not refused"),
+                        "{said}"
+                    );
+                } else {
+                    let log = || rig.runtime.init_log(key, 20);
+                    eventually(&format!("its server serves; {}", log()), || async {
+                        log().contains("serving")
+                    })
+                    .await;
+                    let Some(ContainerState::Running { pid }) = rig.state(key).await else {
+                        panic!("it has ended: {}", log())
+                    };
+                    let left = std::path::PathBuf::from(format!("/proc/{pid}/root/dev/carrel-fence"));
+                    assert!(!left.exists(), "the trial's nodes are taken away");
+                }
+                rig.runtime.remove(key).await.unwrap();
+                rig.assert_gone(key).await;
+            }
+        },
+    );
+}
+
 fn described_gpu(index: u32) -> GpuInfo {
     GpuInfo {
         uuid: format!("GPU-0000000{index}-1111-2222-3333-444444444444")

@@ -8,6 +8,7 @@ mod bad_input;
 mod channels;
 mod deadlines;
 mod faults;
+mod fence;
 mod forward;
 mod gpus;
 mod hostile;

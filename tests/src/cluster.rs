@@ -33,6 +33,8 @@ pub struct Options {
     pub images: Vec<Image>,
     /// Which build of the programs.
     pub profile: Profile,
+    /// The broker's configuration file; empty: none.
+    pub broker_config: String,
     /// Flags added to the broker's.
     pub broker_flags: Vec<String>,
     /// Flags added to the gateway's.
@@ -50,6 +52,7 @@ impl Default for Options {
             hosts: vec![Some("hgx-h100")],
             images: vec![Image::Busybox],
             profile: Profile::Debug,
+            broker_config: String::new(),
             broker_flags: Vec::new(),
             gateway_flags: Vec::new(),
             agent_flags: Vec::new(),
@@ -313,6 +316,11 @@ fn broker_args(root: &Path, options: &Options) -> Vec<OsString> {
     args.extend(["--advertise".into(), format!("127.0.0.1:{BROKER_PORT}").into()]);
     if let Some(image) = options.images.first() {
         args.extend(["--default-image".into(), image.name().into()]);
+    }
+    if !options.broker_config.is_empty() {
+        let file = root.join("broker.toml");
+        fs::write(&file, &options.broker_config).expect("own file");
+        args.extend(["--config".into(), file.into()]);
     }
     args.extend(options.broker_flags.iter().map(Into::into));
     args

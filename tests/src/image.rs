@@ -16,6 +16,8 @@ pub enum Image {
     BusyboxOnly,
     /// No program at all.
     Empty,
+    /// A static busybox, nodes in `/nodes` of devices that are not a container's, and `/bin/setuid-busybox`.
+    Hostile,
 }
 
 impl Image {
@@ -26,6 +28,7 @@ impl Image {
             Self::Busybox => "local/busybox",
             Self::BusyboxOnly => "local/busybox-only",
             Self::Empty => "local/empty",
+            Self::Hostile => "local/hostile",
         }
     }
 
@@ -35,6 +38,7 @@ impl Image {
             Self::Busybox => "busybox",
             Self::BusyboxOnly => "busybox-only",
             Self::Empty => "empty",
+            Self::Hostile => "hostile",
         }
     }
 

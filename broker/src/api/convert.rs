@@ -38,6 +38,7 @@ pub fn session_at(state: &State, session: &Session, position: Option<usize>) -> 
         created_ms: session.created.millis(),
         ephemeral: session.ephemeral,
         host_principal: host_principal(state, session),
+        spec: Some((&session.spec).into()),
     }
 }
 
@@ -96,6 +97,15 @@ fn allocation(state: &State, job: &Job, placed: &Placed) -> Vec<v1::NodeAllocati
         gpus: gpus(state, part),
         cpus: part.cpus,
         memory_bytes: part.memory_bytes,
+        fence: placed
+            .ranks
+            .get(rank)
+            .and_then(|status| status.containment.fence)
+            .map(Into::into),
+        oom_kills: placed
+            .ranks
+            .get(rank)
+            .map_or(0, |status| status.containment.oom_kills),
         progress: if configuring {
             rank_detail(state, job, rank).unwrap_or_default()
         } else {

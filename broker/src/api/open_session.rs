@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use carrel_core::broker::{Input, OpenSession, Reply};
-use carrel_core::model::session::SessionSpec;
+use carrel_core::model::session::{ContainerOptions, SessionSpec};
 use carrel_proto::v1::{self, OpenSessionRequest, OpenSessionResponse};
 use tonic::Status;
 
@@ -75,5 +75,9 @@ fn spec(spec: v1::SessionSpec) -> Result<SessionSpec, Status> {
         time_limit: Duration::from_secs(spec.time_limit_s),
         env: variables(spec.env)?,
         workdir: spec.workdir,
+        container: ContainerOptions {
+            mounts: spec.mounts.into_iter().map(Into::into).collect(),
+            root: spec.root,
+        },
     })
 }

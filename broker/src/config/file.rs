@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow};
+use carrel_core::model::policy::Policy;
 use serde::Deserialize;
 
 use super::units::{Size, Span};
@@ -28,6 +29,7 @@ pub struct ConfigFile {
     pub(super) cpus: Option<u32>,
     pub(super) memory: Option<Size>,
     pub(super) admins: Option<Vec<String>>,
+    pub(super) policy: Option<Policy>,
 }
 
 impl ConfigFile {

@@ -11,6 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use carrel_core::broker::Settings;
 use carrel_core::model::ids::UserName;
+use carrel_core::model::policy::Policy;
 use serde::Serialize;
 
 pub use file::ConfigFile;
@@ -123,6 +124,8 @@ pub struct Config {
     pub memory: Size,
     /// Users who may administer the cluster.
     pub admins: Vec<UserName>,
+    /// What users may have.
+    pub policy: Policy,
 }
 
 /// Where the TLS listener is, if there is one.
@@ -213,6 +216,7 @@ impl Config {
             cpus: file.cpus.unwrap_or(defaults.cpus),
             memory: file.memory.unwrap_or(Size(defaults.memory)),
             admins,
+            policy: file.policy.unwrap_or_default(),
         };
         config.check()?;
         Ok(config)
@@ -265,6 +269,16 @@ impl Config {
         if self.cpus_per_gpu == 0 || self.cpus == 0 || self.memory_per_gpu.0 == 0 || self.memory.0 == 0 {
             bail!("cpus, cpus_per_gpu, memory and memory_per_gpu are to be more than nothing");
         }
+        for rule in &self.policy.mounts {
+            if rule.name.is_empty() || !rule.path.starts_with('/') || rule.path.len() < 2 {
+                bail!(
+                    "policy.mounts: a rule needs a name and the absolute path of a directory; this one has name = {:?}, \
+                     path = {:?}",
+                    rule.name,
+                    rule.path
+                );
+            }
+        }
         Ok(())
     }
 
@@ -283,6 +297,7 @@ impl Config {
             memory_per_gpu: self.memory_per_gpu.0,
             cpus: self.cpus,
             memory: self.memory.0,
+            policy: self.policy.clone(),
             ..Settings::default()
         }
     }

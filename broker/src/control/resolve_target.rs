@@ -88,7 +88,7 @@ mod tests {
     use carrel_core::broker::{Broker, Change, Settings, State};
     use carrel_core::model::ids::{ClusterId, SessionId};
     use carrel_core::model::resources::ResourceRequest;
-    use carrel_core::model::session::{Session, SessionSpec};
+    use carrel_core::model::session::{ContainerOptions, Session, SessionSpec};
     use carrel_core::model::time::Timestamp;
 
     use super::*;
@@ -124,6 +124,7 @@ mod tests {
             time_limit: std::time::Duration::from_secs(1),
             env: std::collections::BTreeMap::new(),
             workdir: String::new(),
+            container: ContainerOptions::default(),
         };
         Change::PutSession(Arc::new(Session {
             id: SessionId(id),

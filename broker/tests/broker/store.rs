@@ -8,10 +8,12 @@ use carrel_broker::store::{SCHEMA_VERSION, STORE_FILE, Store, StoreError};
 use carrel_core::broker::{Change, ClusterRecord};
 use carrel_core::model::gpu::Inventory;
 use carrel_core::model::ids::{ClusterId, Generation, Incarnation, JobId, SessionId};
-use carrel_core::model::job::{Ending, Job, JobKind, JobState, Phase, Placed, RankStatus};
+use carrel_core::model::job::{
+    Containment, Ending, FenceReport, Job, JobKind, JobState, Phase, Placed, RankStatus,
+};
 use carrel_core::model::node::NodeRecord;
 use carrel_core::model::resources::{Allocation, NodeAllocation, ResourceRequest};
-use carrel_core::model::session::{Session, SessionSpec};
+use carrel_core::model::session::{ContainerOptions, Session, SessionSpec};
 use carrel_core::model::time::Timestamp;
 use carrel_core::model::user::{ApiToken, NodeToken, User};
 use rusqlite::Connection;
@@ -59,6 +61,13 @@ fn entities() -> Vec<Change> {
             ready: true,
             released: false,
             host_key: "ssh-ed25519 A".into(),
+            containment: Containment {
+                fence: Some(FenceReport {
+                    checks: 40,
+                    micros: 900,
+                }),
+                oom_kills: 2,
+            },
         }],
         ending: None,
     };
@@ -122,6 +131,7 @@ fn entities() -> Vec<Change> {
                 time_limit: Duration::from_millis(1_500),
                 env: [("A".to_owned(), "1".to_owned())].into(),
                 workdir: String::new(),
+                container: ContainerOptions::default(),
             },
             created: Timestamp(1),
             ephemeral: false,

@@ -254,6 +254,8 @@ fn differs(session: &v1::Session, spec: &v1::SessionSpec) -> bool {
         || other(old.cpus_per_node.into(), new.cpus_per_node.into())
         || other(old.memory_bytes_per_node, new.memory_bytes_per_node)
         || was.image != spec.image
+        || (&was.env, &was.workdir, &was.mounts, was.root)
+            != (&spec.env, &spec.workdir, &spec.mounts, spec.root)
         || other(was.time_limit_s, spec.time_limit_s)
 }
 

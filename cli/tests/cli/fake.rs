@@ -66,7 +66,11 @@ impl World {
                 gpus: (0..4).map(gpu).collect(),
                 cpus: 32,
                 memory_bytes: 256 << 30,
-                progress: String::new(),
+                fence: Some(v1::FenceReport {
+                    checks: 41,
+                    micros: 1_234,
+                }),
+                ..Default::default()
             }];
         }
     }

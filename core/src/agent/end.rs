@@ -166,7 +166,8 @@ impl Agent {
                     self.out.report |= entry.say(text);
                 }
             }
-            ContainerEvent::Ready { host_key } => {
+            ContainerEvent::Ready { host_key, fence } => {
+                entry.containment.fence = Some(fence);
                 if entry.phase == Phase::Starting {
                     entry.phase = Phase::Ready;
                     entry.was_ready = true;
@@ -198,10 +199,10 @@ impl Agent {
                     self.remove(now, key, EndCause::StartFailed, &why);
                 }
             }
-            ContainerEvent::OutOfMemory => {
-                if entry.phase.lives() {
-                    self.out.report |= entry.say("the kernel ended a process of it for want of memory");
-                }
+            // Told with the next report: a job that lives at its limit would cause one after the other.
+            ContainerEvent::OutOfMemory { kills } => {
+                let known = &mut entry.containment.oom_kills;
+                *known = kills.max(*known);
             }
             ContainerEvent::Exited {
                 code,

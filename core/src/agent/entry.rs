@@ -1,6 +1,7 @@
 //! One job of the ledger.
 
 use super::{Holding, cut};
+use crate::model::job::Containment;
 use crate::model::node::{DesiredJob, EndCause};
 use crate::model::time::Timestamp;
 
@@ -62,6 +63,7 @@ pub(super) struct Entry {
     pub(super) detail: String,
     pub(super) host_key: String,
     pub(super) connections: u32,
+    pub(super) containment: Containment,
     pub(super) cause: Option<EndCause>,
     pub(super) exit_code: Option<i32>,
 }
@@ -77,6 +79,7 @@ impl Entry {
             detail: String::new(),
             host_key: String::new(),
             connections: 0,
+            containment: Containment::default(),
             cause: None,
             exit_code: None,
         }

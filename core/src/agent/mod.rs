@@ -34,6 +34,7 @@ use crate::model::gpu::Inventory;
 use crate::model::ids::{
     ClusterId, Generation, GpuUuid, Incarnation, JobId, JobKey, NodeName, SessionId, UserName,
 };
+use crate::model::job::FenceReport;
 use crate::model::node::{Desired, DesiredJob};
 use crate::model::time::Timestamp;
 
@@ -155,6 +156,8 @@ pub enum ContainerEvent {
     Ready {
         /// The SSH host key's public half, OpenSSH text.
         host_key: String,
+        /// How its fence stood the trial: without one that held, no container is ready.
+        fence: FenceReport,
     },
     /// Live SSH connections.
     Connections(u32),
@@ -162,8 +165,11 @@ pub enum ContainerEvent {
     Blocked(String),
     /// It could not be started, for this reason.
     StartFailed(String),
-    /// The kernel killed a process of it for want of memory; it goes on.
-    OutOfMemory,
+    /// The kernel killed processes of it for want of memory; it goes on.
+    OutOfMemory {
+        /// So many since its start.
+        kills: u32,
+    },
     /// Process 1 ended.
     Exited {
         /// Exit code, or 128 + signal.

@@ -74,5 +74,6 @@ fn observed_job(key: JobKey, entry: &Entry) -> ObservedJob {
         nodes: holding.nodes,
         started: holding.started,
         image: holding.image.clone(),
+        containment: entry.containment,
     }
 }

@@ -103,6 +103,9 @@ fn desired_job(state: &State, job: &Job, placed: &Placed, rank: usize) -> Desire
             .map(|session| session.spec.workdir.clone())
             .unwrap_or_default(),
         ready: placed.ranks[rank].ready,
+        container: session
+            .map(|session| session.spec.container.clone())
+            .unwrap_or_default(),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::model::policy::Policy;
 use serde::{Deserialize, Serialize};
 
 const GIB: u64 = 1 << 30;
@@ -35,6 +36,8 @@ pub struct Settings {
     pub cpus: u32,
     /// Memory of a job without GPUs, bytes, when none is asked for.
     pub memory: u64,
+    /// What users may have.
+    pub policy: Policy,
 }
 
 impl Default for Settings {
@@ -53,6 +56,7 @@ impl Default for Settings {
             memory_per_gpu: 128 * GIB,
             cpus: 2,
             memory: 4 * GIB,
+            policy: Policy::default(),
         }
     }
 }

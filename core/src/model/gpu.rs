@@ -64,4 +64,7 @@ pub struct Inventory {
     pub gpu_note: String,
     /// Library that the GPUs were discovered through; empty: none.
     pub nvml_library: String,
+    /// For people: what a job's container is kept in, and which of its uses are limited.
+    #[serde(default)]
+    pub isolation: String,
 }

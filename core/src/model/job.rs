@@ -90,6 +90,24 @@ pub struct Ending {
     pub exit_code: Option<i32>,
 }
 
+/// A fence that stood its trial: process 1 tried to get at what is not the job's, and could not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FenceReport {
+    /// Things that were tried.
+    pub checks: u32,
+    /// How long that took, microseconds.
+    pub micros: u32,
+}
+
+/// What is known of a container's limits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Containment {
+    /// How its fence stood the trial at its start; none until then.
+    pub fence: Option<FenceReport>,
+    /// Processes of it that the kernel has ended for want of memory.
+    pub oom_kills: u32,
+}
+
 /// What one node of an allocated job last said of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankStatus {
@@ -99,6 +117,9 @@ pub struct RankStatus {
     pub released: bool,
     /// SSH host key's public half, OpenSSH text; empty until known.
     pub host_key: String,
+    /// Of its container's limits.
+    #[serde(default)]
+    pub containment: Containment,
 }
 
 /// What a job has while it holds resources.

@@ -4,6 +4,7 @@ pub mod gpu;
 pub mod ids;
 pub mod job;
 pub mod node;
+pub mod policy;
 pub mod resources;
 pub mod session;
 pub mod time;

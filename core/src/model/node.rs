@@ -4,6 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use super::gpu::Inventory;
 use super::ids::{ClusterId, GpuUuid, Incarnation, JobKey, NodeName, SessionId, UserName};
+use super::job::Containment;
+use super::session::ContainerOptions;
 use super::time::Timestamp;
 
 /// What is kept of a node.
@@ -114,6 +116,8 @@ pub struct ObservedJob {
     pub started: Timestamp,
     /// Image that it runs.
     pub image: String,
+    /// Of its container's limits.
+    pub containment: Containment,
 }
 
 /// Everything that a node is, as its agent says.
@@ -188,6 +192,8 @@ pub struct DesiredJob {
     /// The node has said that it was ready: a node that has nothing of it has lost it, and does not
     /// start it anew. A job runs once.
     pub ready: bool,
+    /// What else its container is to be.
+    pub container: ContainerOptions,
 }
 
 /// An allocation that a node is to end and forget. Exactly this one: after a backup was restored,

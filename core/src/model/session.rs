@@ -39,6 +39,29 @@ pub struct SessionSpec {
     pub env: BTreeMap<String, String>,
     /// Working directory; empty: the home.
     pub workdir: String,
+    /// What else its containers are to be.
+    #[serde(default)]
+    pub container: ContainerOptions,
+}
+
+/// What a container is to be beside its image and resources.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ContainerOptions {
+    /// Directories of the host.
+    pub mounts: Vec<Mount>,
+    /// Its user is root in it, and stays who he is outside.
+    pub root: bool,
+}
+
+/// A directory of the host in a container.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mount {
+    /// On the host; absolute.
+    pub source: String,
+    /// In the container; absolute.
+    pub target: String,
+    /// Nothing can be written through it.
+    pub read_only: bool,
 }
 
 /// A session.

@@ -23,7 +23,7 @@
 //!       "name": "GPU-00000000-0000-0000-0000-000000000000",
 //!       "containerEdits": {
 //!         "deviceNodes": [
-//!           {"path": "/dev/nvidia0", "type": "c", "major": 1, "minor": 3, "fileMode": 438}
+//!           {"path": "/dev/nvidia0", "type": "c", "major": 60, "minor": 0, "fileMode": 438}
 //!         ]
 //!       }
 //!     }
@@ -36,8 +36,10 @@
 //! }
 //! ```
 //!
-//! With `type`, `major` and `minor` given, nothing need exist on the host; 1:3
-//! is `/dev/null`. The node's number is the GPU's minor number where NVML says
+//! With `type`, `major` and `minor` given, nothing need exist on the host: majors 60 to 63 are nobody's
+//! (Linux, `admin-guide/devices.txt`, "LOCAL/EXPERIMENTAL USE"), so that a container in which a node
+//! is its own gets "no such device" and any other "not permitted"; 1:3 is `/dev/null`. Each GPU needs a
+//! number of its own: a fence cannot tell two with one number apart. The node's number is the GPU's minor number where NVML says
 //! one, else its index: a specification whose `/dev/nvidiaN` is another GPU's
 //! is refused.
 
@@ -90,6 +92,11 @@ impl Cdi {
             Some(edits) => Ok(edits),
             None => generate::edits(gpus),
         }
+    }
+
+    /// The device nodes of each of these GPUs, with the GPU's index; as far as they are known. Blocks on files.
+    pub fn device_nodes(&self, gpus: &[GpuInfo]) -> Vec<(u32, DeviceNode)> {
+        registry::device_nodes(&self.dirs, gpus)
     }
 
     /// The environment by which programs find these GPUs, in the container's order:

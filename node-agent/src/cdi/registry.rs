@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use carrel_core::model::gpu::GpuInfo;
 
-use super::spec::{ContainerEdits, Device, Spec};
+use super::spec::{ContainerEdits, Device, DeviceNode, Spec};
 
 /// The kind under which NVIDIA's GPUs are described.
 const KIND: &str = "nvidia.com/gpu";
@@ -35,6 +35,23 @@ pub(super) fn edits(dirs: &[PathBuf], gpus: &[GpuInfo]) -> Result<Option<Contain
         edits.merge(&spec.container_edits);
     }
     Ok(Some(edits))
+}
+
+/// The nodes of these GPUs, with their indices: what the specifications say, and otherwise the driver's own.
+pub(super) fn device_nodes(dirs: &[PathBuf], gpus: &[GpuInfo]) -> Vec<(u32, DeviceNode)> {
+    // Unreadable ones are a start's error elsewhere; here, what can be known is.
+    let specs = load(dirs).unwrap_or_default();
+    let mut nodes = Vec::new();
+    for gpu in gpus {
+        let described = find(&specs, gpu).map(|(_, _, device)| device.container_edits.device_nodes.clone());
+        let own = || DeviceNode {
+            path: format!("/dev/nvidia{}", gpu.minor.unwrap_or(gpu.index)),
+            ..DeviceNode::default()
+        };
+        let found = described.unwrap_or_else(|| vec![own()]);
+        nodes.extend(found.into_iter().map(|node| (gpu.index, node)));
+    }
+    nodes
 }
 
 /// Every specification of GPUs; those of the highest precedence first.

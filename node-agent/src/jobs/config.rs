@@ -1,15 +1,36 @@
 //! From a wish to what a container and its carrel-init are made of.
 
+use std::path::Path;
+
 use anyhow::{Context, Result, ensure};
 use carrel_core::model::gpu::{GpuInfo, Inventory};
 use carrel_core::model::ids::{GpuUuid, NodeName};
 use carrel_core::model::node::DesiredJob;
+use carrel_core::model::session::Mount;
 use carrel_core::model::time::Timestamp;
 use carrel_proto::v1;
 use prost::Message;
 
 use super::{Shared, Wish};
 use crate::runtime::{BindMount, ContainerRecord, ContainerSpec, LeaseEnd};
+
+/// A host's GPUs, as one job sees them.
+pub(super) struct Gpus {
+    /// Its own, in the container's order.
+    pub own: Vec<GpuInfo>,
+    /// The host's other ones.
+    pub others: Vec<GpuInfo>,
+}
+
+impl Gpus {
+    pub fn of(inventory: &Inventory, uuids: &[GpuUuid]) -> Result<Self> {
+        let others = inventory.gpus.iter().filter(|gpu| !uuids.contains(&gpu.uuid));
+        Ok(Self {
+            own: gpus_of(inventory, uuids)?,
+            others: others.cloned().collect(),
+        })
+    }
+}
 
 /// The GPUs of a job, in the container's order.
 pub(super) fn gpus_of(inventory: &Inventory, uuids: &[GpuUuid]) -> Result<Vec<GpuInfo>> {
@@ -26,7 +47,7 @@ pub(super) fn gpus_of(inventory: &Inventory, uuids: &[GpuUuid]) -> Result<Vec<Gp
 pub(super) fn container(
     shared: &Shared,
     wish: &Wish,
-    gpus: Vec<GpuInfo>,
+    Gpus { own, others }: Gpus,
     config: &v1::InitConfig,
     lease: LeaseEnd,
 ) -> Result<ContainerSpec> {
@@ -39,6 +60,29 @@ pub(super) fn container(
         identity.uid != 0 || shared.allow_root,
         "this node runs no jobs of user 0 (root): ask as another user, or set allow_root in the agent's configuration"
     );
+    ensure!(
+        !job.container.root,
+        "this node cannot make its user root in a container"
+    );
+    let mut mounts: Vec<BindMount> = BindMount::home(&identity).into_iter().collect();
+    for Mount {
+        source,
+        target,
+        read_only,
+    } in &job.container.mounts
+    {
+        let (source, target, read_only) = (source.clone(), target.clone(), *read_only);
+        ensure!(
+            Path::new(&source).is_dir(),
+            "node {} has no directory {source}, which --mount asks for",
+            shared.node
+        );
+        mounts.push(BindMount {
+            source,
+            target,
+            read_only,
+        });
+    }
     Ok(ContainerSpec {
         record: ContainerRecord {
             key: job.key,
@@ -56,10 +100,11 @@ pub(super) fn container(
             started: crate::clock::now().wall,
         },
         hostname: host_name(job),
-        mounts: BindMount::home(&identity).into_iter().collect(),
+        mounts,
         identity,
-        gpus,
-        pids_limit: shared.pids_limit,
+        gpus: own,
+        others,
+        pids_limit: shared.runtime.pids_limit(),
         env: config
             .env
             .iter()
@@ -141,6 +186,19 @@ fn banner(node: &NodeName, network: &str, job: &DesiredJob, gpus: &[GpuInfo]) ->
     .replace(".0000 GiB", " GiB")
 }
 
+/// A further line for those who come in; empty: nothing was ended.
+pub(super) fn out_of_memory(job: &DesiredJob, kills: u32) -> String {
+    let processes = match kills {
+        0 => return String::new(),
+        1 => "1 process".to_owned(),
+        more => format!("{more} processes"),
+    };
+    format!(
+        "carrel: the kernel has ended {processes} here for want of memory; the limit is {} MiB (--mem)\n",
+        job.memory_bytes >> 20
+    )
+}
+
 /// "2026-11-21 09:42 UTC", by the civil calendar (H. Hinnant, "chrono-Compatible Low-Level Date
 /// Algorithms", `civil_from_days`).
 fn utc(time: Timestamp) -> String {
@@ -170,6 +228,7 @@ fn utc(time: Timestamp) -> String {
 mod tests {
     use carrel_core::model::ids::{Generation, JobId, JobKey};
     use carrel_core::model::node::Peer;
+    use carrel_core::model::session::ContainerOptions;
 
     use super::*;
 
@@ -198,6 +257,7 @@ mod tests {
             host_principals: Vec::new(),
             workdir: String::new(),
             ready: false,
+            container: ContainerOptions::default(),
         }
     }
 

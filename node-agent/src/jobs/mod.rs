@@ -36,8 +36,6 @@ pub struct Shared {
     pub nvml: NvmlSource,
     /// What the host has, as last discovered.
     pub inventory: watch::Receiver<Inventory>,
-    /// Most processes and threads of one job.
-    pub pids_limit: u64,
     /// Jobs of user 0 may run.
     pub allow_root: bool,
     /// What happens to containers.
@@ -62,6 +60,8 @@ struct Wanted {
     lease_end_ms: Option<u64>,
     /// End everything, with this grace.
     stop_grace_ms: Option<u64>,
+    /// Processes of it that the kernel has ended for want of memory.
+    oom_kills: u32,
 }
 
 #[derive(Debug)]
@@ -117,6 +117,15 @@ impl Jobs {
             }
             wanted.lease_end_ms = lease_end_ms;
             *wanted != before
+        });
+    }
+
+    /// Has those who come in told that the kernel ended processes.
+    pub fn out_of_memory(&mut self, key: JobKey, kills: u32) {
+        self.handle(key).wanted.send_if_modified(|wanted| {
+            let more = kills > wanted.oom_kills;
+            wanted.oom_kills = kills.max(wanted.oom_kills);
+            more
         });
     }
 

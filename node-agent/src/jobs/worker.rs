@@ -72,6 +72,10 @@ impl Worker {
                 }
                 Command::Adopt => {
                     tracing::info!("taking a running container over");
+                    let kills = self.shared.runtime.out_of_memory_kills(self.key);
+                    if kills > 0 {
+                        self.tell(ContainerEvent::OutOfMemory { kills }).await;
+                    }
                     self.watch(&mut watching, None);
                 }
                 Command::Remove(gpus) => {
@@ -109,18 +113,19 @@ impl Worker {
             .clone()
             .context("the job to start is not known")?;
         let inventory = shared.inventory.borrow().clone();
-        let gpus = config::gpus_of(&inventory, &wish.job.gpus)?;
+        let gpus = config::Gpus::of(&inventory, &wish.job.gpus)?;
         match usage::used_by(&shared.nvml, &inventory, &wish.job.gpus).await {
             Ok(None) => {}
             Ok(Some(why)) => return Err(NotStarted::Blocked(why)),
             // Not known to be free.
             Err(error) => return Err(NotStarted::Blocked(format!("{error:#}"))),
         }
-        let gpu_env = shared.runtime.gpu_environment(&gpus).await?;
-        let config = config::init(&shared.node, shared.runtime.network(), &wish, &gpus, &gpu_env);
+        let gpu_env = shared.runtime.gpu_environment(&gpus.own).await?;
+        let config = config::init(&shared.node, shared.runtime.network(), &wish, &gpus.own, &gpu_env);
         let wanted = self.wanted.clone();
         let lease = LeaseEnd(Arc::new(move || wanted.borrow().lease_end_ms));
-        let spec = config::container(&shared, &wish, gpus.clone(), &config, lease)?;
+        let own = gpus.own.clone();
+        let spec = config::container(&shared, &wish, gpus, &config, lease)?;
         let (key, events) = (self.key, shared.events.clone());
         let progress = move |text: String| {
             // Progress is not worth waiting for: there is more of it.
@@ -132,7 +137,7 @@ impl Worker {
             watching,
             Some(Made {
                 record: spec.record,
-                gpus,
+                gpus: own,
                 gpu_env,
             }),
         );
@@ -211,8 +216,9 @@ async fn tell(shared: &Shared, key: JobKey, event: ContainerEvent) {
     }
 }
 
+/// Up, and behind a fence that held.
 fn is_ready(status: &InitStatus) -> bool {
-    status.ready && !status.host_public_key.is_empty()
+    status.ready && status.fence.is_some() && !status.host_public_key.is_empty()
 }
 
 /// What a container is made of.
@@ -257,6 +263,9 @@ async fn tell_init(
                 &made.gpus,
                 &made.gpu_env,
             ));
+            if let Some(config) = &mut next.config {
+                config.banner += &config::out_of_memory(&wish.job, now.oom_kills);
+            }
             if made.record.deadline != wish.job.deadline {
                 made.record.deadline = wish.job.deadline;
                 if let Err(error) = shared.runtime.update_record(&made.record).await {
@@ -299,12 +308,16 @@ async fn pass_on(shared: Arc<Shared>, key: JobKey, mut status: watch::Receiver<I
     let mut last = InitStatus::default();
     loop {
         let now = status.borrow_and_update().clone();
-        if is_ready(&now) && (!is_ready(&last) || now.host_public_key != last.host_public_key) {
+        if let Some(fence) = now.fence
+            && is_ready(&now)
+            && (!is_ready(&last) || now.host_public_key != last.host_public_key)
+        {
             tell(
                 &shared,
                 key,
                 ContainerEvent::Ready {
                     host_key: now.host_public_key.clone(),
+                    fence: fence.into(),
                 },
             )
             .await;

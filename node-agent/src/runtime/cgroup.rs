@@ -101,18 +101,17 @@ impl Cgroups {
         Ok(processes.len())
     }
 
-    /// Whether the kernel killed something of a cgroup for want of memory.
-    pub fn ran_out_of_memory(&self, path: &str) -> bool {
-        self.dirs(path).iter().any(|dir| {
+    /// Processes of a cgroup that the kernel killed for want of memory.
+    pub fn out_of_memory_kills(&self, path: &str) -> u32 {
+        let counts = self.dirs(path).into_iter().flat_map(|dir| {
             // Version 2 has memory.events, version 1 memory.oom_control; both say "oom_kill N".
-            ["memory.events", "memory.oom_control"].iter().any(|file| {
+            ["memory.events", "memory.oom_control"].map(|file| {
                 let text = fs::read_to_string(dir.join(file)).unwrap_or_default();
-                text.lines().any(|line| {
-                    line.strip_prefix("oom_kill ")
-                        .is_some_and(|count| count.trim() != "0")
-                })
+                let count = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
+                count.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
             })
-        })
+        });
+        counts.max().unwrap_or(0)
     }
 
     /// Removes a cgroup without processes, and those below it. Absent is fine.
@@ -189,12 +188,12 @@ mod tests {
         };
         assert_eq!(cgroups.processes("/carrel/1-1").unwrap(), [11, 12]);
         assert_eq!(cgroups.processes("/carrel/2-1").unwrap(), [0; 0]);
-        assert!(!cgroups.ran_out_of_memory("/carrel/1-1"));
+        assert_eq!(cgroups.out_of_memory_kills("/carrel/1-1"), 0);
         fs::write(
             job.join("memory.oom_control"),
             "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n",
         )
         .unwrap();
-        assert!(cgroups.ran_out_of_memory("/carrel/1-1"));
+        assert_eq!(cgroups.out_of_memory_kills("/carrel/1-1"), 2);
     }
 }

@@ -2,11 +2,13 @@
 
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::Write;
+use std::net::IpAddr;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use carrel_proto::v1::InitConfig;
+use carrel_core::model::ids::JobKey;
 use containerd_client::services::v1::container::Runtime as RuntimeName;
 use containerd_client::services::v1::snapshots::{
     MountsRequest, PrepareSnapshotRequest, StatSnapshotRequest,
@@ -23,11 +25,11 @@ use tokio::sync::mpsc;
 use super::client::{SNAPSHOTTER, Settled, Told};
 use super::netns::NetworkNamespace;
 use super::record::{
-    ContainerRecord, ContainerSpec, ContainerState, NAME_LABEL, RECORD_LABEL, SNAPSHOT_LABEL, USER_LABEL,
-    container_id, snapshot_key,
+    BindMount, ContainerRecord, ContainerSpec, ContainerState, NAME_LABEL, RECORD_LABEL, SNAPSHOT_LABEL,
+    USER_LABEL, container_id, snapshot_key,
 };
 use super::rootfs::{Found, Visit, visit};
-use super::{Runtime, etc, spec};
+use super::{Runtime, etc, fence, spec};
 use crate::cdi::environment_of;
 use crate::image::{ImageInfo, Progress};
 
@@ -101,13 +103,15 @@ impl Runtime {
             }
         };
         // Both to their ends: what is cut off half-way cannot be cleared at once.
-        let (container, address) = tokio::join!(container, network);
-        container?;
-        if let Some(address) = address? {
+        let (fenced, address) = tokio::join!(container, network);
+        let (fenced, address) = (fenced?, address?);
+        if let Some(address) = address {
             // In place: the file is mounted already.
             let hosts = etc::hosts(&spec.hostname, Some(address), &spec.hosts);
             fs::write(self.job_dir(key).join("etc/hosts"), hosts)?;
         }
+        self.write_fence(key, &fenced, address)
+            .context("writing what the fence is tried on")?;
         // First, so that a start that is cut off right here is never made twice.
         fs::write(self.started_marker(key), &self.inner.boot_id)?;
         let containerd = &self.inner.containerd;
@@ -123,17 +127,42 @@ impl Runtime {
         Ok(())
     }
 
-    /// Makes a container whose process 1 waits to be started.
+    /// What process 1 tries before it lets its user in; it finds it when it starts.
+    fn write_fence(&self, key: JobKey, fenced: &[fence::Device], own: Option<IpAddr>) -> Result<()> {
+        let (network, run_dir) = (&self.inner.network, self.run_dir(key));
+        let control = run_dir.join("ctl.sock");
+        let sockets = [
+            ("this node's containerd", self.inner.containerd.socket()),
+            ("the agent's way to process 1", control.as_path()),
+        ];
+        let list = fence::list(
+            fenced,
+            &sockets,
+            network.neighbours(own),
+            network.refuses_metadata(),
+        );
+        fs::write(run_dir.join("fence.pb"), list.encode_to_vec())?;
+        Ok(())
+    }
+
+    /// Makes a container whose process 1 waits to be started; gives the devices that are made for the
+    /// fence's trial.
     async fn make_container(
         &self,
         spec: &ContainerSpec,
         image: &ImageInfo,
         namespace: Option<&NetworkNamespace>,
         progress: Progress<'_>,
-    ) -> Result<()> {
+    ) -> Result<Vec<fence::Device>> {
         let key = spec.record.key;
-        let (cdi, gpus) = (self.inner.cdi.clone(), spec.gpus.clone());
-        let edits = tokio::task::spawn_blocking(move || cdi.edits(&gpus)).await??;
+        let (cdi, gpus, others) = (self.inner.cdi.clone(), spec.gpus.clone(), spec.others.clone());
+        let state_dir = self.inner.options.state_dir.clone();
+        let looked_up = tokio::task::spawn_blocking(move || {
+            let edits = cdi.edits(&gpus)?;
+            let fenced = fence::devices(&cdi, &edits, &others, &state_dir);
+            anyhow::Ok((edits, fenced))
+        });
+        let (edits, fenced) = looked_up.await??;
 
         progress("preparing files".to_owned());
         let mounts = self.snapshot(&spec.record, image, progress).await?;
@@ -158,6 +187,8 @@ impl Runtime {
             spec,
             image,
             edits: &edits,
+            fenced: &fenced,
+            hidden: &hidden(&spec.mounts, &self.inner.options.state_dir),
             gpu_env: &environment_of(&edits, &spec.gpus),
             programs: &self.programs_dir(),
             run_dir: &self.run_dir(key),
@@ -168,7 +199,8 @@ impl Runtime {
         })?;
         self.store_container(spec, image, serde_json::to_vec(&document)?)
             .await?;
-        self.create_task(spec, mounts).await
+        self.create_task(spec, mounts).await?;
+        Ok(fenced)
     }
 
     /// The container's own layer: a session's kept one, or a new one.
@@ -328,6 +360,17 @@ impl Runtime {
             value: options.encode_to_vec(),
         })
     }
+}
+
+/// Where mounts would show the agent's own directory, with containerd's socket in it.
+fn hidden(mounts: &[BindMount], state_dir: &Path) -> Vec<PathBuf> {
+    let below = mounts.iter().filter_map(|mount| {
+        // What is mounted may be named by a symbolic link.
+        let source = fs::canonicalize(&mount.source).unwrap_or_else(|_| PathBuf::from(&mount.source));
+        let rest = state_dir.strip_prefix(&source).ok()?;
+        Some(Path::new(&mount.target).join(rest))
+    });
+    below.collect()
 }
 
 /// Writes what the container finds in /.carrel/run and /etc; gives the files of the latter.

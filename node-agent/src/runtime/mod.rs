@@ -9,7 +9,7 @@
 //!
 //! ```text
 //! bin/                   carrel-init and carrel, mounted read-only into every container
-//! jobs/<job>-<gen>/run/  root only: init.pb, and the sockets that carrel-init makes
+//! jobs/<job>-<gen>/run/  root only: init.pb, fence.pb, and the sockets that carrel-init makes
 //! jobs/<job>-<gen>/etc/  passwd, group, hosts, hostname, resolv.conf of the container
 //! jobs/<job>-<gen>/      init.log (what process 1 says), started, exit.json
 //! containerd/            the private containerd, where the host runs none
@@ -20,6 +20,7 @@ pub(crate) mod client;
 mod create;
 mod etc;
 mod events;
+mod fence;
 pub(crate) mod locks;
 mod netns;
 mod network;
@@ -255,9 +256,9 @@ impl Runtime {
         tokio::task::spawn_blocking(move || cgroups.processes(&path)).await?
     }
 
-    /// Whether the kernel has killed something of a container for want of memory. For use before [`Self::remove`].
-    pub fn ran_out_of_memory(&self, key: JobKey) -> bool {
-        self.inner.cgroups.ran_out_of_memory(&self.cgroup(key))
+    /// Processes of a container that the kernel has killed for want of memory. For use before [`Self::remove`].
+    pub fn out_of_memory_kills(&self, key: JobKey) -> u32 {
+        self.inner.cgroups.out_of_memory_kills(&self.cgroup(key))
     }
 
     /// The job's cgroup, absolute within each hierarchy.
@@ -315,6 +316,25 @@ impl Runtime {
         format!("{kind} at {socket}; network: {}", self.inner.network.describe())
     }
 
+    /// For people: what a job's container is kept in, and which of its uses are limited.
+    pub fn isolation(&self) -> String {
+        let cpus = if self.inner.host.has_cpu_quota {
+            "CPUs and memory"
+        } else {
+            "memory (CPUs by weight only)"
+        };
+        format!(
+            "network: {}; {cpus} limited to what was granted; at most {} processes a job; disk: not limited",
+            self.inner.network.describe(),
+            self.inner.options.pids_limit
+        )
+    }
+
+    /// Most processes and threads of one job.
+    pub fn pids_limit(&self) -> u64 {
+        self.inner.options.pids_limit
+    }
+
     /// For people: what network jobs get.
     pub fn network(&self) -> &'static str {
         self.inner.network.describe()
@@ -363,7 +383,7 @@ impl Runtime {
         Ok(match self.task(key).await? {
             Some(task) if task.status == STATUS_STOPPED => ContainerState::Ended(Exit {
                 code: Some(task.exit_status as i32),
-                out_of_memory: self.ran_out_of_memory(key),
+                out_of_memory: self.out_of_memory_kills(key) > 0,
             }),
             Some(task) if task.status == STATUS_CREATED => ContainerState::Unstarted,
             Some(task) => ContainerState::Running { pid: task.pid },

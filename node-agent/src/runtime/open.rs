@@ -11,7 +11,7 @@ use tokio_util::task::TaskTracker;
 use super::cgroup::Cgroups;
 use super::client::{Containerd, Told};
 use super::locks::KeyedLocks;
-use super::network::{Network, NetworkMode};
+use super::network::{Network, NetworkMode, NetworkOptions};
 use super::private::{PrivateContainerd, boot_id};
 use super::spec::HostFacts;
 use super::{Inner, Runtime};
@@ -22,6 +22,8 @@ use crate::image::{ImageOptions, Images};
 const SYSTEM_SOCKET: &str = "/run/containerd/containerd.sock";
 /// Oldest containerd that we speak to.
 const OLDEST: (u32, u32) = (1, 6);
+/// Processes and threads of one job; systemd's default for a login's slice is of this size.
+const DEFAULT_PIDS_LIMIT: u64 = 32_768;
 /// Open files that a container may have, where containerd's own limit is higher.
 const MAX_OPEN_FILES: u64 = 1 << 20;
 
@@ -52,6 +54,10 @@ pub struct RuntimeOptions {
     pub cgroup_parent: Option<String>,
     /// Where images come from.
     pub images: ImageOptions,
+    /// Most processes and threads of one job.
+    pub pids_limit: u64,
+    /// Jobs may reach the cloud's metadata service, which gives the node's credentials to whoever asks.
+    pub allow_metadata: bool,
 }
 
 impl RuntimeOptions {
@@ -69,6 +75,8 @@ impl RuntimeOptions {
             subnet: None,
             cgroup_parent: None,
             images: ImageOptions::default(),
+            pids_limit: DEFAULT_PIDS_LIMIT,
+            allow_metadata: false,
         }
     }
 }
@@ -106,7 +114,13 @@ impl Runtime {
             Some(_) => format!("10.213.{}.0/20", hash[4] & 0xf0),
             None => "10.213.0.0/16".to_owned(),
         });
-        let network = Network::new(options.network, subnet, &suffix, &options.state_dir)?;
+        let network = Network::new(NetworkOptions {
+            mode: options.network,
+            subnet,
+            suffix: &suffix,
+            state_dir: &options.state_dir,
+            allow_metadata: options.allow_metadata,
+        })?;
         let cgroups = Cgroups::of_this_host()?;
         let host = HostFacts {
             counts_swap: cgroups.counts_swap(),

@@ -100,6 +100,8 @@ pub struct ContainerSpec {
     pub identity: Identity,
     /// The record's GPUs, in the same order.
     pub gpus: Vec<GpuInfo>,
+    /// The host's other GPUs, which it must not reach.
+    pub others: Vec<GpuInfo>,
     /// Most processes and threads.
     pub pids_limit: u64,
     /// Environment of process 1, over the image's.

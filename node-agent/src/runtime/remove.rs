@@ -81,7 +81,7 @@ impl Runtime {
             }
         }
         // With the task goes the cgroup, and with that what it counted.
-        let out_of_memory = self.ran_out_of_memory(key);
+        let out_of_memory = self.out_of_memory_kills(key) > 0;
         let was_started = self.was_started(key);
         let delete = containerd.request(DeleteTaskRequest { container_id: id });
         let deleted = containerd

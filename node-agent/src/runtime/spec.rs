@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
+use super::fence;
 use super::record::ContainerSpec;
 use crate::cdi::{ContainerEdits, DeviceNode, LIBRARY_DIR, PROGRAM_DIR};
 use crate::image::ImageInfo;
@@ -36,6 +37,10 @@ pub(super) struct Parts<'a> {
     pub spec: &'a ContainerSpec,
     pub image: &'a ImageInfo,
     pub edits: &'a ContainerEdits,
+    /// Nodes that are made for the fence's trial, and that the cgroup keeps shut.
+    pub fenced: &'a [fence::Device],
+    /// Below mounts, directories of the host that are not to be seen.
+    pub hidden: &'a [PathBuf],
     /// GPU visibility, as every process sees it.
     pub gpu_env: &'a [(String, String)],
     /// Host directory with carrel-init and carrel.
@@ -80,7 +85,14 @@ pub(super) fn build(parts: &Parts<'_>) -> Result<Value> {
     let args = spec.command.clone().unwrap_or_else(|| vec![INIT.to_owned()]);
     // It becomes the user before it forks anything; SETPCAP is to empty the bounding set.
     let capabilities = json!(["CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP"]);
-    let (devices, device_rules) = devices(parts.edits)?;
+    let (mut devices, device_rules) = devices(parts.edits)?;
+    devices.extend(
+        parts
+            .fenced
+            .iter()
+            .enumerate()
+            .map(|(n, device)| fenced_node(n, device)),
+    );
     let mut document = json!({
         "ociVersion": "1.0.2",
         "hostname": spec.hostname,
@@ -243,6 +255,14 @@ fn mounts(parts: &Parts<'_>) -> Vec<Value> {
             .iter()
             .map(|one| bind(&one.source, &one.target, one.read_only)),
     );
+    mounts.extend(parts.hidden.iter().map(|path| {
+        mount(
+            &path.display().to_string(),
+            "tmpfs",
+            "tmpfs",
+            &["nosuid", "nodev", "noexec", "ro", "mode=000", "size=4k"],
+        )
+    }));
     mounts.extend(parts.edits.mounts.iter().map(|one| {
         let kind = if one.kind.is_empty() { "bind" } else { &one.kind };
         let options: Vec<_> = one.options.iter().map(String::as_str).collect();
@@ -298,8 +318,16 @@ fn devices(edits: &ContainerEdits) -> Result<(Vec<Value>, Vec<Value>)> {
     Ok((nodes, rules))
 }
 
+/// Open to everybody by its mode: only the cgroup is to keep it shut.
+fn fenced_node(n: usize, device: &fence::Device) -> Value {
+    json!({
+        "path": fence::device_path(n), "type": device.kind, "major": device.major, "minor": device.minor,
+        "fileMode": 0o666, "uid": 0, "gid": 0,
+    })
+}
+
 /// Fills in what only the host's node says.
-fn complete(node: &DeviceNode) -> Result<DeviceNode> {
+pub(super) fn complete(node: &DeviceNode) -> Result<DeviceNode> {
     let mut node = node.clone();
     if node.kind.is_some() && node.major.is_some() && node.minor.is_some() {
         node.file_mode = node.file_mode.or(Some(0o666));
@@ -397,6 +425,7 @@ mod tests {
             gpus: Vec::new(),
             pids_limit: 100,
             env: vec![("TZ".into(), "UTC".into()), ("LANG".into(), "C.UTF-8".into())],
+            others: Vec::new(),
             mounts: vec![BindMount {
                 source: "/home/alice".into(),
                 target: "/home/alice".into(),
@@ -427,6 +456,8 @@ mod tests {
             spec: &spec(),
             image: &image,
             edits,
+            fenced: &[],
+            hidden: &[],
             gpu_env: &[("CUDA_VISIBLE_DEVICES".into(), "GPU-1".into())],
             programs: Path::new("/s/bin"),
             run_dir: Path::new("/s/run"),

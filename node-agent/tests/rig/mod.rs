@@ -206,6 +206,7 @@ pub fn job(number: u64, image: &str, script: &str) -> ContainerSpec {
             ..Identity::default()
         },
         gpus: Vec::new(),
+        others: Vec::new(),
         pids_limit: 100,
         env: Vec::new(),
         mounts: Vec::new(),

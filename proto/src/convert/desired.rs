@@ -6,6 +6,7 @@
 
 use carrel_core::model::ids::{Generation, GpuUuid, JobId, JobKey, SessionId};
 use carrel_core::model::node::{Desired, DesiredJob, Peer, Tombstone};
+use carrel_core::model::session::ContainerOptions;
 use carrel_core::model::time::Timestamp;
 
 use super::{ConvertError, cluster, session, session_number, text};
@@ -54,6 +55,8 @@ fn desired_job(job: &DesiredJob, identity: v1::Identity, ssh: v1::SshAccess) -> 
         ssh: Some(ssh),
         workdir: job.workdir.clone(),
         ready: job.ready,
+        mounts: job.container.mounts.iter().map(Into::into).collect(),
+        root: job.container.root,
     }
 }
 
@@ -151,6 +154,10 @@ impl TryFrom<v1::DesiredJob> for DesiredJob {
             host_principals: Vec::new(),
             workdir: job.workdir,
             ready: job.ready,
+            container: ContainerOptions {
+                mounts: job.mounts.into_iter().map(Into::into).collect(),
+                root: job.root,
+            },
         })
     }
 }

@@ -142,6 +142,7 @@ impl From<&Inventory> for v1::Inventory {
             os: inventory.os.clone(),
             gpu_note: inventory.gpu_note.clone(),
             nvml_library: inventory.nvml_library.clone(),
+            isolation: inventory.isolation.clone(),
         }
     }
 }
@@ -176,6 +177,7 @@ impl TryFrom<v1::Inventory> for Inventory {
             os: text(message.os),
             gpu_note: text(message.gpu_note),
             nvml_library: text(message.nvml_library),
+            isolation: text(message.isolation),
         })
     }
 }

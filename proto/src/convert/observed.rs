@@ -1,6 +1,7 @@
 //! What a node is.
 
 use carrel_core::model::ids::{Generation, GpuUuid, Incarnation, JobId, JobKey};
+use carrel_core::model::job::{Containment, FenceReport};
 use carrel_core::model::node::{EndCause, Observed, ObservedJob, ObservedPhase};
 use carrel_core::model::time::Timestamp;
 
@@ -61,6 +62,18 @@ fn cause(value: i32) -> Result<Option<EndCause>, ConvertError> {
     }
 }
 
+impl From<FenceReport> for v1::FenceReport {
+    fn from(FenceReport { checks, micros }: FenceReport) -> Self {
+        Self { checks, micros }
+    }
+}
+
+impl From<v1::FenceReport> for FenceReport {
+    fn from(v1::FenceReport { checks, micros }: v1::FenceReport) -> Self {
+        Self { checks, micros }
+    }
+}
+
 impl From<&ObservedJob> for v1::ObservedJob {
     fn from(job: &ObservedJob) -> Self {
         Self {
@@ -84,6 +97,8 @@ impl From<&ObservedJob> for v1::ObservedJob {
             nodes: job.nodes,
             started_ms: job.started.millis(),
             image: job.image.clone(),
+            fence: job.containment.fence.map(Into::into),
+            oom_kills: job.containment.oom_kills,
         }
     }
 }
@@ -121,6 +136,10 @@ impl TryFrom<v1::ObservedJob> for ObservedJob {
             nodes: job.nodes,
             started: Timestamp::from_millis(job.started_ms),
             image: text(job.image),
+            containment: Containment {
+                fence: job.fence.map(Into::into),
+                oom_kills: job.oom_kills,
+            },
         })
     }
 }

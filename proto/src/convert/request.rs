@@ -2,7 +2,7 @@
 
 use carrel_core::model::job::{JobKind, JobState};
 use carrel_core::model::resources::ResourceRequest;
-use carrel_core::model::session::SessionState;
+use carrel_core::model::session::{Mount, SessionSpec, SessionState};
 
 use super::ConvertError;
 use crate::v1;
@@ -40,6 +40,51 @@ impl TryFrom<v1::ResourceRequest> for ResourceRequest {
             cpus_per_node: request.cpus_per_node,
             memory_bytes_per_node: request.memory_bytes_per_node,
         })
+    }
+}
+
+impl From<&Mount> for v1::Mount {
+    fn from(mount: &Mount) -> Self {
+        Self {
+            source: mount.source.clone(),
+            target: mount.target.clone(),
+            read_only: mount.read_only,
+        }
+    }
+}
+
+/// An empty target is the source's place.
+impl From<v1::Mount> for Mount {
+    fn from(mount: v1::Mount) -> Self {
+        let target = if mount.target.is_empty() {
+            mount.source.clone()
+        } else {
+            mount.target
+        };
+        Self {
+            source: mount.source,
+            target,
+            read_only: mount.read_only,
+        }
+    }
+}
+
+/// What a session is, for its owner.
+impl From<&SessionSpec> for v1::SessionSpec {
+    fn from(spec: &SessionSpec) -> Self {
+        let env = spec.env.iter().map(|(name, value)| v1::EnvVar {
+            name: name.clone(),
+            value: value.clone(),
+        });
+        Self {
+            resources: Some((&spec.request).into()),
+            image: spec.image.clone(),
+            time_limit_s: spec.time_limit.as_secs(),
+            env: env.collect(),
+            workdir: spec.workdir.clone(),
+            mounts: spec.container.mounts.iter().map(Into::into).collect(),
+            root: spec.container.root,
+        }
     }
 }
 

@@ -1,8 +1,10 @@
 use carrel_core::model::gpu::{GpuInfo, Inventory, NicInfo};
 use carrel_core::model::ids::{Generation, Incarnation, JobId, JobKey, SessionId};
+use carrel_core::model::job::{Containment, FenceReport};
 use carrel_core::model::node::{
     Desired, DesiredJob, EndCause, Observed, ObservedJob, ObservedPhase, Peer, Tombstone,
 };
+use carrel_core::model::session::{ContainerOptions, Mount};
 use carrel_core::model::time::Timestamp;
 use carrel_core::model::topology::{Link, LinkMatrix};
 
@@ -45,6 +47,7 @@ fn observed() -> Observed {
             os: "Debian".into(),
             gpu_note: String::new(),
             nvml_library: "/lib/nvml".into(),
+            isolation: "all of it".into(),
         },
         jobs: vec![ObservedJob {
             key: key(),
@@ -66,6 +69,13 @@ fn observed() -> Observed {
             nodes: 2,
             started: Timestamp(900),
             image: "busybox".into(),
+            containment: Containment {
+                fence: Some(FenceReport {
+                    checks: 40,
+                    micros: 900,
+                }),
+                oom_kills: 2,
+            },
         }],
         version: "0.1.0".into(),
         images: vec!["busybox".into()],
@@ -108,6 +118,14 @@ fn wanted() -> Desired {
             host_principals: Vec::new(),
             workdir: "/work".into(),
             ready: true,
+            container: ContainerOptions {
+                mounts: vec![Mount {
+                    source: "/data".into(),
+                    target: "/mnt".into(),
+                    read_only: true,
+                }],
+                root: true,
+            },
         }],
         tombstones: vec![Tombstone {
             key: key(),

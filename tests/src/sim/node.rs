@@ -7,6 +7,7 @@ use carrel_core::agent::{
 };
 use carrel_core::model::gpu::{GpuInfo, Inventory};
 use carrel_core::model::ids::{ClusterId, GpuUuid, JobKey, NodeName};
+use carrel_core::model::job::FenceReport;
 use carrel_core::model::node::{Desired, Observed};
 use carrel_core::model::time::Timestamp;
 use carrel_core::model::topology::{Link, LinkMatrix};
@@ -462,6 +463,7 @@ impl Node {
             Action::Adopt(key) => {
                 let ready = ContainerEvent::Ready {
                     host_key: format!("ssh-ed25519 {key}"),
+                    fence: FenceReport::default(),
                 };
                 self.tell_later(now, rng.below(200), Input::Container(key, ready));
             }
@@ -664,6 +666,7 @@ impl Node {
                 if same {
                     let ready = ContainerEvent::Ready {
                         host_key: format!("ssh-ed25519 {key}"),
+                        fence: FenceReport::default(),
                     };
                     self.tell(now, Input::Container(key, ready), rng, counts);
                 }

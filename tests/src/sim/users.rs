@@ -6,7 +6,7 @@ use std::time::Duration;
 use carrel_core::broker::{Broker, Caller, Input, OpenSession, Reply, SessionRef, found_jobs};
 use carrel_core::model::ids::{JobId, JobKey, SessionId};
 use carrel_core::model::resources::ResourceRequest;
-use carrel_core::model::session::SessionSpec;
+use carrel_core::model::session::{ContainerOptions, SessionSpec};
 
 use super::node::GPUS;
 use super::world::{USERS, World, caller, cluster, user};
@@ -78,6 +78,7 @@ impl World {
             time_limit: Duration::from_mins(2 + self.rng.below(30)),
             env: BTreeMap::new(),
             workdir: String::new(),
+            container: ContainerOptions::default(),
         };
         let request = OpenSession {
             name: named.then(|| name.parse().expect("a session name")),

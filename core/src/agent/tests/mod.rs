@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use super::*;
 use crate::model::gpu::GpuInfo;
 use crate::model::node::{EndCause, ObservedJob, ObservedPhase, Tombstone};
+use crate::model::session::ContainerOptions;
 use crate::model::topology::{Link, LinkMatrix};
 
 const LEASE_MS: u64 = 600_000;
@@ -136,9 +137,15 @@ impl Rig {
     }
 }
 
+const FENCE: FenceReport = FenceReport {
+    checks: 40,
+    micros: 900,
+};
+
 fn ready() -> ContainerEvent {
     ContainerEvent::Ready {
         host_key: "ssh-ed25519 AAAA".into(),
+        fence: FENCE,
     }
 }
 
@@ -217,6 +224,7 @@ fn job(id: u64, gpus: &[u32]) -> DesiredJob {
         host_principals: Vec::new(),
         workdir: String::new(),
         ready: false,
+        container: ContainerOptions::default(),
     }
 }
 

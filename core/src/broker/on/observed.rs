@@ -198,6 +198,8 @@ impl Broker {
         if !seen.host_key.is_empty() {
             status.host_key.clone_from(&seen.host_key);
         }
+        status.containment.fence = seen.containment.fence.or(status.containment.fence);
+        status.containment.oom_kills = seen.containment.oom_kills.max(status.containment.oom_kills);
         if status == placed.ranks[rank] {
             return;
         }

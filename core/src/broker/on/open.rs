@@ -5,8 +5,9 @@ use std::time::Duration;
 use crate::broker::input::{Caller, OpenSession};
 use crate::broker::{Broker, Reject, RejectKind, Reply};
 use crate::model::gpu::Inventory;
-use crate::model::ids::{JobId, SessionId, SessionName};
+use crate::model::ids::{JobId, SessionId, SessionName, UserName};
 use crate::model::job::{Job, JobKind, Phase};
+use crate::model::policy::Refusal;
 use crate::model::resources::{ResourceRequest, model_matches};
 use crate::model::session::{Session, SessionSpec};
 use crate::model::time::Timestamp;
@@ -97,6 +98,7 @@ impl Broker {
         if let Some(spec) = request.spec {
             session.spec = self.complete(spec)?;
         }
+        self.must_be_allowed(&session.owner, &session.spec)?;
         self.must_be_possible(&session.spec.request)?;
         session.ephemeral = request.ephemeral;
         session.request_key = request.request_key;
@@ -115,6 +117,7 @@ impl Broker {
             );
         };
         let spec = self.complete(spec)?;
+        self.must_be_allowed(&caller.user, &spec)?;
         self.must_be_possible(&spec.request)?;
         let owned = self.state.sessions_of(&caller.user).count();
         if owned >= MAX_SESSIONS_PER_USER {
@@ -272,6 +275,16 @@ impl Broker {
         }
         self.default_sizes(&mut spec.request);
         Ok(spec)
+    }
+
+    /// Refuses what operators do not let a user have.
+    fn must_be_allowed(&self, user: &UserName, spec: &SessionSpec) -> Result<(), Reject> {
+        let allowed = self
+            .state
+            .settings
+            .policy
+            .allows(user, &spec.image, &spec.container);
+        allowed.map_err(|Refusal { message, hint }| Reject::new(RejectKind::Denied, message).hint(hint))
     }
 
     /// CPUs and memory where none were asked for: the default, but no more than

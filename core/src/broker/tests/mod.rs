@@ -11,10 +11,10 @@ use std::time::Duration;
 use super::*;
 use crate::model::gpu::{GpuInfo, Inventory};
 use crate::model::ids::{ClusterId, JobId, NodeName, SessionId, UserName};
-use crate::model::job::{Job, JobState};
+use crate::model::job::{Containment, Job, JobState};
 use crate::model::node::{EndCause, Observed, ObservedJob, ObservedPhase};
 use crate::model::resources::ResourceRequest;
-use crate::model::session::SessionSpec;
+use crate::model::session::{ContainerOptions, SessionSpec};
 use crate::model::time::Timestamp;
 use crate::model::topology::{Link, LinkMatrix};
 use crate::model::user::{NodeToken, User};
@@ -87,6 +87,7 @@ fn gpus(count: u32) -> SessionSpec {
         time_limit: Duration::ZERO,
         env: BTreeMap::new(),
         workdir: String::new(),
+        container: ContainerOptions::default(),
     }
 }
 
@@ -246,6 +247,7 @@ impl World {
             nodes: placed.allocation.nodes.len() as u32,
             started: placed.started,
             image: "local/debian".into(),
+            containment: Containment::default(),
         }
     }
 }

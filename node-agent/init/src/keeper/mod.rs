@@ -6,11 +6,13 @@
 
 mod accounts;
 mod kept;
+mod fence;
 mod privileges;
 mod processes;
 mod run;
 mod setup;
 mod spawn;
+mod syscalls;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -8,11 +8,12 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 
 use anyhow::{Context, bail, ensure};
-use carrel_proto::v1::InitConfig;
+use carrel_proto::v1::{FenceReport, InitConfig};
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::Mode;
 use prost::Message;
 
+use super::fence::Trial;
 use super::{Options, accounts, privileges, say};
 use crate::{files, wire};
 
@@ -31,13 +32,15 @@ pub struct Prepared {
     pub config: OwnedFd,
     /// End of the first lease, milliseconds of `CLOCK_BOOTTIME`.
     pub lease_end: Option<u64>,
+    /// How the fence stood its trial; none: nobody asked for one.
+    pub fence: Option<FenceReport>,
 }
 
 /// Bytes of randomness from which the host key is made.
 const SEED_BYTES: usize = 32;
 
-/// Reads the configuration, makes the sockets and the key's seed, sees to the user's account, and
-/// becomes the user.
+/// Reads the configuration, makes the sockets and the key's seed, sees to the user's account,
+/// becomes the user, and makes sure that nothing leads out of the container.
 pub fn prepare(options: &Options) -> anyhow::Result<Prepared> {
     occupy_standard_files()?;
     let mut config = read_config(&options.run_dir)?;
@@ -64,10 +67,15 @@ pub fn prepare(options: &Options) -> anyhow::Result<Prepared> {
     let config =
         files::sealed("carrel-config", &config.encode_to_vec()).context("keeping the configuration")?;
 
+    let mut trial = Trial::begin(&options.run_dir)?;
+    if let Some(trial) = &mut trial {
+        trial.as_root();
+    }
     if let Some(etc) = &options.etc {
         accounts::ensure(etc, &identity);
     }
     privileges::drop_to(&identity)?;
+    let fence = trial.map(|trial| trial.finish(&options.run_dir)).transpose()?;
     Ok(Prepared {
         program,
         ssh,
@@ -75,6 +83,7 @@ pub fn prepare(options: &Options) -> anyhow::Result<Prepared> {
         seed,
         config,
         lease_end,
+        fence,
     })
 }
 

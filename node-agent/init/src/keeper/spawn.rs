@@ -125,15 +125,15 @@ pub struct Inheritance {
 
 /// Starts this program again, as the server.
 pub fn spawn_server(prepared: &Prepared, link: &OwnedFd, told: &Inheritance) -> nix::Result<Pid> {
-    let number = |number: u32| CString::new(number.to_string()).unwrap_or_default();
-    let arguments = [
-        c"carrel-init".to_owned(),
-        c"serve".to_owned(),
-        number(told.restarts),
-        number(told.processes),
-        number(told.terminals),
-        number(told.last_terminal),
-    ];
+    let fence = prepared.fence.map(|fence| [fence.checks, fence.micros]);
+    let numbers = [told.restarts, told.processes, told.terminals, told.last_terminal]
+        .into_iter()
+        .chain(fence.into_iter().flatten());
+    let numbers = numbers.map(|number| CString::new(number.to_string()).unwrap_or_default());
+    let arguments: Vec<CString> = [c"carrel-init".to_owned(), c"serve".to_owned()]
+        .into_iter()
+        .chain(numbers)
+        .collect();
     let environment: Vec<CString> = ["RUST_LOG", "RUST_BACKTRACE"]
         .iter()
         .filter_map(|name| {

@@ -29,6 +29,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Context;
+use carrel_proto::v1::FenceReport;
 use nix::sys::prctl;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::net::UnixListener;
@@ -60,6 +61,8 @@ struct Inherited {
     terminals: u32,
     /// Highest number that a terminal was ever given.
     last_terminal: u32,
+    /// How the container's fence stood its trial.
+    fence: Option<FenceReport>,
 }
 
 /// Runs as the server until the keeper hangs up.
@@ -80,16 +83,14 @@ pub fn main(args: Vec<OsString>) -> ExitCode {
                 .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info,russh=warn")),
         )
         .init();
-    let number = |at: usize| {
-        args.get(at)
-            .and_then(|text| text.to_str()?.parse().ok())
-            .unwrap_or(0)
-    };
+    let number = |at: usize| args.get(at).and_then(|text| text.to_str()?.parse::<u32>().ok());
+    let fence = number(4).zip(number(5));
     let inherited = Inherited {
-        restarts: number(0),
-        processes: number(1),
-        terminals: number(2),
-        last_terminal: number(3),
+        restarts: number(0).unwrap_or(0),
+        processes: number(1).unwrap_or(0),
+        terminals: number(2).unwrap_or(0),
+        last_terminal: number(3).unwrap_or(0),
+        fence: fence.map(|(checks, micros)| FenceReport { checks, micros }),
     };
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(THREADS)
@@ -161,8 +162,8 @@ async fn serve(inherited: Inherited) -> anyhow::Result<()> {
             );
         }
     }
-    let restarts = inherited.restarts;
-    let shared = Arc::new(Shared::new(settings, keeper, terminals, restarts));
+    let Inherited { restarts, fence, .. } = inherited;
+    let shared = Arc::new(Shared::new(settings, keeper, terminals, restarts, fence));
     tasks.spawn(accept::accept(
         ssh,
         Arc::clone(&shared),

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use carrel_proto::v1::{InitConfig, InitStatus};
+use carrel_proto::v1::{FenceReport, InitConfig, InitStatus};
 use tokio::sync::watch;
 
 use super::keeper::Keeper;
@@ -19,6 +19,7 @@ pub struct Shared {
     /// Terminals that outlive their connections.
     pub terminals: Terminals,
     restarts: u32,
+    fence: Option<FenceReport>,
     connections: AtomicU32,
     /// Last terminal input or exec start, boot time in ms; 0: never.
     active_at: AtomicU64,
@@ -26,12 +27,19 @@ pub struct Shared {
 }
 
 impl Shared {
-    pub fn new(settings: Settings, keeper: Keeper, terminals: Terminals, restarts: u32) -> Self {
+    pub fn new(
+        settings: Settings,
+        keeper: Keeper,
+        terminals: Terminals,
+        restarts: u32,
+        fence: Option<FenceReport>,
+    ) -> Self {
         Self {
             settings: RwLock::new(Arc::new(settings)),
             keeper,
             terminals,
             restarts,
+            fence,
             connections: AtomicU32::new(0),
             active_at: AtomicU64::new(0),
             changed: watch::Sender::new(()),
@@ -84,6 +92,7 @@ impl Shared {
             restarts: self.restarts,
             idle_ms: (active_at != 0).then(|| boot_ms().saturating_sub(active_at)),
             version: env!("CARGO_PKG_VERSION").to_owned(),
+            fence: self.fence,
         }
     }
 }
