@@ -2,13 +2,14 @@
 
 use std::path::Path;
 
-const FILES: [&str; 6] = [
+const FILES: [&str; 7] = [
     "carrel/v1/types.proto",
     "carrel/v1/init.proto",
     "carrel/v1/terminal.proto",
     "carrel/v1/agent.proto",
     "carrel/v1/gateway.proto",
     "carrel/v1/broker.proto",
+    "carrel/v1/signin.proto",
 ];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -22,6 +23,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .build_server(grpc)
         // Without the generated `connect(uri)`, whose name AgentLink/Connect needs.
         .build_transport(false)
+        .btree_map(".")
         .bytes(".carrel.v1.GatewayAsks")
         .compile_fds(descriptors)?;
     Ok(())

@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use carrel_core::broker::{Caller, Input, State};
+use carrel_core::broker::{Call, Caller, Input, State};
+use carrel_core::model::audit::{Action, AuditRecord, Origin};
 use carrel_core::model::ids::UserName;
-use carrel_core::model::user::User;
+use carrel_core::model::user::{ApiToken, Role, Scope, User};
 use tonic::Status;
 use tonic::metadata::MetadataMap;
 
@@ -14,6 +15,7 @@ use crate::api::refuse;
 use crate::clock::Clock;
 use crate::listen::Peer;
 use crate::name_service;
+use crate::notes::Notes;
 use crate::secret;
 
 /// Who asks, authenticated.
@@ -25,6 +27,23 @@ pub struct Asker {
     pub user: Arc<User>,
     /// On this machine: can use Unix sockets.
     pub local: bool,
+    /// How far their token goes; all the way on the Unix socket.
+    pub scope: Scope,
+}
+
+impl Asker {
+    /// Refuses a call that their role or their token does not reach.
+    pub fn must(&self, call: Call) -> Result<(), Status> {
+        let needed = call.needs().scope;
+        if self.scope < needed {
+            return Err(refuse::with_hint(
+                tonic::Code::PermissionDenied,
+                format!("this token's scope is {}, and this takes {needed}", self.scope),
+                &format!("`carrel token create --scope {needed}` makes one that reaches so far"),
+            ));
+        }
+        self.caller.must(call).map_err(refuse::status)
+    }
 }
 
 /// Tells who asks.
@@ -32,6 +51,7 @@ pub struct Asker {
 pub struct Auth {
     handle: Handle,
     clock: Arc<Clock>,
+    notes: Arc<Notes>,
     admins: BTreeSet<UserName>,
     own_uid: u32,
     /// Names of user ids that came before: a hint, checked against the directory at each use.
@@ -40,11 +60,12 @@ pub struct Auth {
 
 impl Auth {
     /// With the administrators that the operator named.
-    pub fn new(handle: Handle, clock: Arc<Clock>, admins: BTreeSet<UserName>) -> Self {
+    pub fn new(handle: Handle, clock: Arc<Clock>, notes: Arc<Notes>, admins: BTreeSet<UserName>) -> Self {
         let own_uid = nix::unistd::geteuid().as_raw();
         Self {
             handle,
             clock,
+            notes,
             admins,
             own_uid,
             names: Mutex::default(),
@@ -56,11 +77,45 @@ impl Auth {
         match peer {
             Peer::Local { uid } => {
                 let user = self.local_user(*uid).await?;
-                Ok(self.asker(user, true))
+                // Root, and whoever can read the broker's store anyway.
+                let role = if self.is_own_uid(*uid) {
+                    Role::Admin
+                } else {
+                    self.role(&user)
+                };
+                Ok(Asker {
+                    caller: Caller {
+                        user: user.name.clone(),
+                        role,
+                        origin: Origin::Local(*uid),
+                    },
+                    user,
+                    local: true,
+                    scope: Scope::Full,
+                })
             }
-            Peer::Remote { .. } => {
-                let user = self.bearer(metadata)?;
-                Ok(self.asker(user, false))
+            Peer::Remote { address, .. } => {
+                let origin = Origin::Remote(*address);
+                let (user, token) = match self.bearer(metadata) {
+                    Ok(found) => found,
+                    Err(status) => return Err(self.failed(origin, status).await),
+                };
+                self.used(&token, &origin).await;
+                // A token for less than everything is its user's, and not their office's.
+                let role = match token.scope {
+                    Scope::Full => self.role(&user),
+                    Scope::Read | Scope::Sessions => Role::User,
+                };
+                Ok(Asker {
+                    caller: Caller {
+                        user: user.name.clone(),
+                        role,
+                        origin,
+                    },
+                    user,
+                    local: false,
+                    scope: token.scope,
+                })
             }
         }
     }
@@ -74,17 +129,30 @@ impl Auth {
         uid == 0 || uid == self.own_uid
     }
 
-    /// May administer the cluster.
-    pub fn is_admin(&self, user: &User) -> bool {
-        user.admin || self.is_own_uid(user.uid) || self.admins.contains(&user.name)
+    /// What a user may do to the cluster: by their record, or by the broker's configuration.
+    pub fn role(&self, user: &User) -> Role {
+        if self.admins.contains(&user.name) {
+            Role::Admin
+        } else {
+            user.role
+        }
     }
 
-    fn asker(&self, user: Arc<User>, local: bool) -> Asker {
-        let caller = Caller {
-            user: user.name.clone(),
-            admin: self.is_admin(&user),
-        };
-        Asker { caller, user, local }
+    /// Notes a token that did not hold.
+    async fn failed(&self, origin: Origin, status: Status) -> Status {
+        let record = AuditRecord::new(None, origin, Action::SignIn, "token", status.message());
+        self.notes.write(&self.handle, record.refused()).await;
+        status
+    }
+
+    /// Notes now and then that a token is in use.
+    async fn used(&self, token: &ApiToken, origin: &Origin) {
+        if token.use_is_due(self.clock.now()) {
+            let input = Input::UseToken(Arc::clone(&token.id), origin.clone());
+            if let Err(error) = self.handle.call(input).await {
+                tracing::debug!(token = %token.id, %error, "a token's use is not kept");
+            }
+        }
     }
 
     async fn local_user(&self, uid: u32) -> Result<Arc<User>, Status> {
@@ -143,8 +211,8 @@ impl Auth {
         found
     }
 
-    fn bearer(&self, metadata: &MetadataMap) -> Result<Arc<User>, Status> {
-        const HINT: &str = "`carrel login` signs in with a token; an administrator can make one";
+    fn bearer(&self, metadata: &MetadataMap) -> Result<(Arc<User>, Arc<ApiToken>), Status> {
+        const HINT: &str = "`carrel login` signs in";
         let header = metadata
             .get("authorization")
             .and_then(|value| value.to_str().ok());
@@ -172,12 +240,13 @@ impl Auth {
         if record.expires <= self.clock.now() {
             return Err(refuse::unauthenticated("this token has expired", HINT));
         }
-        let user = state.users.get(&record.user);
-        user.cloned().ok_or_else(|| {
+        let user = state.users.get(&record.user).cloned();
+        let user = user.ok_or_else(|| {
             refuse::unauthenticated(
                 format!("user {} is no longer in the directory", record.user),
                 HINT,
             )
-        })
+        })?;
+        Ok((user, Arc::clone(record)))
     }
 }

@@ -1,10 +1,14 @@
 //! This machine's name service: users as NSS knows them (files, LDAP, SSSD).
 
+use std::collections::BTreeMap;
 use std::ffi::CString;
 
 use carrel_core::model::ids::UserName;
-use carrel_core::model::user::User;
-use nix::unistd::{self, Uid};
+use carrel_core::model::user::{Role, User};
+use nix::unistd::{self, Gid, Uid};
+
+/// Longest name of a group that is taken over: Active Directory's have 256 characters.
+const MAX_GROUP_NAME: usize = 256;
 
 /// Why a user id is nobody's. Continues "you are user id N here, and …".
 #[derive(Debug, thiserror::Error)]
@@ -29,16 +33,15 @@ pub fn user(uid: u32) -> Result<User, Unknown> {
     if uid == overflow_uid() {
         return Err(Unknown::Overflow);
     }
-    record(unistd::User::from_uid(Uid::from_raw(uid))?.ok_or(Unknown::Nobody)?)
+    described(unistd::User::from_uid(Uid::from_raw(uid))?.ok_or(Unknown::Nobody)?)
 }
 
-/// The same, by login name.
-pub fn named(name: &UserName) -> Result<User, Unknown> {
-    record(unistd::User::from_name(name.as_str())?.ok_or(Unknown::Nobody)?)
+/// The same, of a login name.
+pub fn user_named(name: &UserName) -> Result<User, Unknown> {
+    described(unistd::User::from_name(name.as_str())?.ok_or(Unknown::Nobody)?)
 }
 
-fn record(found: unistd::User) -> Result<User, Unknown> {
-    let uid = found.uid.as_raw();
+fn described(found: unistd::User) -> Result<User, Unknown> {
     let name = CString::new(found.name.as_bytes()).map_err(|_| Unknown::Nobody)?;
     let mut groups: Vec<u32> = unistd::getgrouplist(&name, found.gid)?
         .into_iter()
@@ -47,16 +50,34 @@ fn record(found: unistd::User) -> Result<User, Unknown> {
     groups.retain(|group| *group != found.gid.as_raw());
     groups.sort_unstable();
     groups.dedup();
+    let gid = found.gid.as_raw();
     Ok(User {
         name: found.name.parse()?,
-        uid,
-        gid: found.gid.as_raw(),
+        uid: found.uid.as_raw(),
+        gid,
+        group_names: group_names(groups.iter().copied().chain([gid])),
         groups,
         home: found.dir.to_string_lossy().into_owned(),
         shell: found.shell.to_string_lossy().into_owned(),
-        admin: false,
+        role: Role::User,
         ssh_keys: Vec::new(),
     })
+}
+
+/// Names of groups, as far as the name service knows them and /etc/group can hold them.
+/// May take as long as a directory server does.
+pub fn group_names(ids: impl IntoIterator<Item = u32>) -> BTreeMap<u32, String> {
+    let name = |id: u32| {
+        let group = unistd::Group::from_gid(Gid::from_raw(id)).ok().flatten()?;
+        is_group_name(&group.name).then_some((id, group.name))
+    };
+    ids.into_iter().filter_map(name).collect()
+}
+
+/// A name that a line of /etc/group can hold (group(5)).
+pub fn is_group_name(name: &str) -> bool {
+    let held = |c: char| !c.is_control() && c != ':' && c != ',';
+    (1..=MAX_GROUP_NAME).contains(&name.len()) && name.chars().all(held)
 }
 
 fn overflow_uid() -> u32 {
@@ -73,7 +94,11 @@ mod tests {
 
     #[test]
     fn root_is_known_and_the_overflow_user_is_nobody() {
-        assert_eq!(user(0).expect("root").name.as_str(), "root");
+        let root = user(0).expect("root");
+        assert_eq!(root.name.as_str(), "root");
+        assert_eq!(root.group_names.get(&0).map(String::as_str), Some("root"));
+        assert_eq!(user_named(&root.name).expect("root").uid, 0);
+        assert!(!is_group_name("a:b") && !is_group_name("") && is_group_name("domain users"));
         assert!(matches!(user(overflow_uid()), Err(Unknown::Overflow)));
         assert!(matches!(user(3_999_999_999), Err(Unknown::Nobody)));
     }

@@ -249,10 +249,11 @@ fn user(number: u32) -> Change {
         uid: number,
         gid: number,
         groups: vec![],
+        group_names: std::collections::BTreeMap::new(),
         // Some pages, so that the log is moved into the main file now and then.
         home: format!("/home/{}", "x".repeat(20_000)),
         shell: String::new(),
-        admin: false,
+        role: carrel_core::model::user::Role::User,
         ssh_keys: vec![],
     }))
 }
@@ -338,5 +339,5 @@ fn what_is_not_synced_is_forgotten() {
     cut();
     std::mem::forget(careless);
     let (_copy, store) = after_the_cut(dir.path());
-    assert_eq!(users(&store.load().expect("loaded")), []);
+    assert_eq!(users(&store.load().expect("loaded")), [0_u32; 0]);
 }

@@ -146,14 +146,19 @@ pub async fn connect(address: &Address) -> Result<Client> {
 
 /// Connects over TLS with a given sign-in.
 pub async fn connect_tls(url: &str, credential: &Credential) -> Result<Client> {
-    let tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(&credential.ca));
+    let channel = tls_channel(url, &credential.ca).await?;
+    Ok(client(channel, Bearer::new(Some(&credential.token))?))
+}
+
+/// Connects over TLS to a broker whose certificate leads to one of these (PEM).
+pub async fn tls_channel(url: &str, ca: &str) -> Result<Channel> {
+    let tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(ca));
     let endpoint = Endpoint::from_shared(url.to_owned()).context("address")?;
     let endpoint = tuned(endpoint).tls_config(tls).context("TLS")?;
-    let channel = endpoint
+    endpoint
         .connect()
         .await
-        .map_err(|error| unreachable_error(&Address::Tls(url.into()), &error))?;
-    Ok(client(channel, Bearer::new(Some(&credential.token))?))
+        .map_err(|error| unreachable_error(&Address::Tls(url.into()), &error))
 }
 
 fn client(channel: Channel, bearer: Bearer) -> Client {
@@ -193,7 +198,7 @@ fn credential(url: &str) -> Result<Credential> {
     match (token.or(kept_token), ca.or(kept_ca)) {
         (Some(token), Some(ca)) => Ok(Credential { token, ca }),
         _ => Err(CliError::new(Kind::Denied, format!("not signed in at {url}"))
-            .hint(format!("carrel login {url} --token TOKEN"))),
+            .hint(format!("carrel login {url}"))),
     }
 }
 

@@ -132,9 +132,7 @@ impl From<tonic::Status> for CliError {
             .and_then(|v| v.to_str().ok())
             .map(str::to_owned);
         let hint = hint.or_else(|| match status.code() {
-            Code::Unauthenticated => {
-                Some("sign in with `carrel login https://HOST:PORT --token TOKEN`".into())
-            }
+            Code::Unauthenticated => Some("sign in with `carrel login https://HOST:PORT`".into()),
             Code::Unimplemented => {
                 Some("the broker is older than this program; `carrel version` shows both".into())
             }

@@ -19,6 +19,7 @@ mod progress;
 mod reference;
 mod request;
 mod shell;
+mod sign_in;
 mod signals;
 mod ssh;
 mod stdio;

@@ -1,6 +1,8 @@
 //! The JSON that programs read: field names are a promise (docs/cli.md). Times are RFC 3339 in
 //! UTC; what is absent is null.
 
+use std::collections::BTreeMap;
+
 use carrel_proto::v1;
 use serde::Serialize;
 
@@ -78,6 +80,7 @@ pub struct Session {
     ephemeral: bool,
     host_principal: String,
     ssh_alias: String,
+    shares: Vec<Share>,
     job: Option<Job>,
 }
 
@@ -179,7 +182,8 @@ pub struct User {
     groups: Vec<u32>,
     home: String,
     shell: String,
-    admin: bool,
+    role: &'static str,
+    group_names: BTreeMap<u32, String>,
 }
 
 /// An API token; never its secret.
@@ -188,7 +192,32 @@ pub struct Token {
     id: String,
     user: String,
     label: String,
+    scope: &'static str,
+    created: Option<String>,
     expires: String,
+    last_used: Option<String>,
+    last_used_from: Option<String>,
+    by_sign_in: bool,
+}
+
+/// One user whom a session is shared with.
+#[derive(Debug, Serialize)]
+pub struct Share {
+    user: String,
+    mode: &'static str,
+}
+
+/// A record of the audit log.
+#[derive(Debug, Serialize)]
+pub struct AuditRecord {
+    number: u64,
+    at: String,
+    user: Option<String>,
+    origin: String,
+    action: String,
+    subject: String,
+    outcome: String,
+    detail: String,
 }
 
 /// A terminal of a session.
@@ -276,6 +305,32 @@ pub fn session_state(state: v1::SessionState) -> &'static str {
     }
 }
 
+/// A role.
+pub fn role(role: v1::Role) -> &'static str {
+    match role {
+        v1::Role::Unspecified | v1::Role::User => "user",
+        v1::Role::Operator => "operator",
+        v1::Role::Admin => "admin",
+    }
+}
+
+/// What a token is good for.
+pub fn token_scope(scope: v1::TokenScope) -> &'static str {
+    match scope {
+        v1::TokenScope::Read => "read",
+        v1::TokenScope::Sessions => "sessions",
+        v1::TokenScope::Unspecified | v1::TokenScope::Full => "full",
+    }
+}
+
+/// How far a session is shared.
+pub fn share_mode(mode: v1::ShareMode) -> &'static str {
+    match mode {
+        v1::ShareMode::ReadOnly => "ro",
+        v1::ShareMode::Unspecified | v1::ShareMode::Full => "full",
+    }
+}
+
 fn job_kind(kind: v1::JobKind) -> &'static str {
     match kind {
         v1::JobKind::Unspecified => "unknown",
@@ -354,6 +409,7 @@ impl From<v1::Session> for Session {
             created: rfc3339(session.created_ms),
             ephemeral: session.ephemeral,
             host_principal: session.host_principal,
+            shares: session.shares.into_iter().map(Into::into).collect(),
             job: session.job.map(Into::into),
         }
     }
@@ -465,23 +521,39 @@ impl From<v1::Explanation> for Explanation {
 
 impl From<v1::User> for User {
     fn from(user: v1::User) -> Self {
-        let v1::User {
-            name,
-            uid,
-            gid,
-            groups,
-            home,
-            shell,
-            admin,
-        } = user;
         Self {
-            name,
-            uid,
-            gid,
-            groups,
-            home,
-            shell,
-            admin,
+            role: role(user.role()),
+            name: user.name,
+            uid: user.uid,
+            gid: user.gid,
+            groups: user.groups,
+            home: user.home,
+            shell: user.shell,
+            group_names: user.group_names,
+        }
+    }
+}
+
+impl From<v1::Share> for Share {
+    fn from(share: v1::Share) -> Self {
+        Self {
+            mode: share_mode(share.mode()),
+            user: share.user,
+        }
+    }
+}
+
+impl From<v1::AuditRecord> for AuditRecord {
+    fn from(record: v1::AuditRecord) -> Self {
+        Self {
+            number: record.number,
+            at: rfc3339(record.at_ms),
+            user: some(record.user),
+            origin: record.origin,
+            action: record.action,
+            subject: record.subject,
+            outcome: record.outcome,
+            detail: record.detail,
         }
     }
 }
@@ -489,10 +561,15 @@ impl From<v1::User> for User {
 impl From<v1::TokenInfo> for Token {
     fn from(token: v1::TokenInfo) -> Self {
         Self {
+            scope: token_scope(token.scope()),
             id: token.id,
             user: token.user,
             label: token.label,
+            created: (token.created_ms > 0).then(|| rfc3339(token.created_ms)),
             expires: rfc3339(token.expires_ms),
+            last_used: token.last_used_ms.map(rfc3339),
+            last_used_from: some(token.last_used_from),
+            by_sign_in: token.by_sign_in,
         }
     }
 }

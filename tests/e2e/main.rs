@@ -19,6 +19,7 @@ mod processes;
 mod resume;
 mod sandbox;
 mod shared;
+mod sharing;
 mod shell;
 mod sign_in;
 mod tidy;

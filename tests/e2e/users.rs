@@ -56,6 +56,15 @@ fn names_are_each_user_s_own() {
     assert_ne!(alices.record()["id"], bobs.record()["id"]);
 }
 
+/// Groups have their names inside, too.
+#[test]
+fn a_user_is_who_they_are_inside() {
+    let cluster = shared::cluster();
+    let session = cluster.open(ALICE, "groups", &SMALL);
+    assert_eq!(session.ssh(["id", "-gn"]).ok(), "alice");
+    assert_eq!(session.ssh(["id", "-Gn"]).ok(), "alice readers");
+}
+
 /// A loopback port of one job is nobody else's, and neither are its processes.
 #[test]
 fn jobs_do_not_see_each_other() {

@@ -257,6 +257,15 @@ impl Cluster {
         }
     }
 
+    /// All that every program has logged.
+    pub fn logs(&self) -> String {
+        let agents = self.agents.iter().map(Daemon::log);
+        [self.broker.log(), self.gateway.log()]
+            .into_iter()
+            .chain(agents)
+            .collect()
+    }
+
     /// The last lines of every program's log.
     pub fn last_logs(&self) -> String {
         let agents = self.agents.iter().map(Daemon::last_log);

@@ -71,7 +71,10 @@ impl Sandbox {
             )
         });
         fs::write(root.join("etc/passwd"), passwd).expect("own file");
-        let group = lines("/etc/group", &|user| format!("{}:x:{}:\n", user.name, user.uid));
+        let mut group = lines("/etc/group", &|user| format!("{}:x:{}:\n", user.name, user.uid));
+        // All of them are in one more.
+        let names: Vec<&str> = users.iter().map(|user| user.name).collect();
+        group += &format!("readers:x:61999:{}\n", names.join(","));
         fs::write(root.join("etc/group"), group).expect("own file");
         for user in users {
             let home = root.join("home").join(user.name);

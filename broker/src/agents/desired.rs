@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use std::time::SystemTime;
 
 use carrel_core::broker::{Broker, State};
-use carrel_core::model::ids::NodeName;
+use carrel_core::model::ids::{NodeName, UserName};
 use carrel_core::model::node::DesiredJob;
+use carrel_core::model::session::Share;
 use carrel_proto::v1;
 
 use crate::ca::ssh::{HOST_VALIDITY, SignedSshCertificate, parse_public_key};
@@ -47,7 +48,8 @@ fn identity(state: &State, job: &DesiredJob) -> Option<v1::Identity> {
         groups: user.groups.clone(),
         home: user.home.clone(),
         shell: user.shell.clone(),
-        group_name: String::new(),
+        group_name: user.group_names.get(&user.gid).cloned().unwrap_or_default(),
+        group_names: user.group_names.clone(),
     })
 }
 
@@ -57,14 +59,24 @@ fn access(
     job: &DesiredJob,
     certificates: &mut HostCertificates,
 ) -> v1::SshAccess {
-    let keys = state
-        .users
-        .get(&job.owner)
-        .map(|user| user.ssh_keys.iter().map(ToString::to_string).collect());
+    let session = job.session.and_then(|id| state.sessions.get(&id));
+    let shared_with = |how: Share| {
+        let shares = session.into_iter().flat_map(|session| &session.shares);
+        shares
+            .filter(move |(_, share)| **share == how)
+            .map(|(user, _)| user)
+    };
+    // Plain keys come without limits: they are for those who may do everything.
+    let inside: Vec<&UserName> = [&job.owner].into_iter().chain(shared_with(Share::Full)).collect();
+    let keys = inside
+        .iter()
+        .filter_map(|user| state.users.get(*user))
+        .flat_map(|user| &user.ssh_keys);
     v1::SshAccess {
         user_cas: vec![context.ssh.user_ca()],
-        principals: vec![job.owner.to_string()],
-        keys: keys.unwrap_or_default(),
+        keys: keys.map(ToString::to_string).collect(),
+        principals: inside.iter().map(ToString::to_string).collect(),
+        read_only_principals: shared_with(Share::ReadOnly).map(ToString::to_string).collect(),
         host_certificate: certificates.get(context, job),
     }
 }

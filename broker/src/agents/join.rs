@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use carrel_core::broker::Input;
+use carrel_core::model::audit::{Action, AuditRecord};
 use carrel_core::model::ids::NodeName;
 use carrel_proto::v1::node_join_server::NodeJoin;
 use carrel_proto::v1::{JoinRequest, JoinResponse, RenewRequest};
@@ -23,13 +24,14 @@ pub struct Join(pub Arc<Context>);
 #[tonic::async_trait]
 impl NodeJoin for Join {
     async fn join(&self, request: Request<JoinRequest>) -> Result<Response<JoinResponse>, Status> {
+        let origin = Peer::of(&request)?.origin();
         let request = request.into_inner();
         let node: NodeName = request.node.parse().map_err(refuse::bad_name)?;
         let token = secret::hash(&request.token, secret::NODE_TOKEN_PREFIX).ok_or_else(|| {
             refuse::with_hint(
                 tonic::Code::PermissionDenied,
                 "this is not a join token",
-                "an administrator makes one with `carrel node token`",
+                "an operator of the cluster makes one with `carrel node token`",
             )
         })?;
         let signed = self.sign(&request.csr_der, &node)?;
@@ -38,8 +40,20 @@ impl NodeJoin for Join {
             token,
             node: node.clone(),
             certificate,
+            origin: origin.clone(),
         };
-        self.0.handle.call(input).await.map_err(refuse::status)?;
+        if let Err(refusal) = self.0.handle.call(input).await {
+            let subject = format!("node {node}");
+            let record = AuditRecord::new(
+                None,
+                origin,
+                Action::NodeCertificate,
+                subject,
+                refusal.to_string(),
+            );
+            self.0.note(record.refused()).await;
+            return Err(refuse::status(refusal));
+        }
         tracing::info!(%node, serial = %signed.serial, "a host has joined");
         Ok(self.response(signed, &node))
     }

@@ -9,7 +9,6 @@ use super::{Call, convert, list_found};
 use crate::name_service;
 
 pub(super) async fn adopt_found(call: Call, request: AdoptFoundRequest) -> Result<Session, Status> {
-    call.must_administer()?;
     let key = list_found::meant(call.snapshot().state(), &request.key)?;
     know_owner(&call, key).await?;
     call.input(Input::AdoptJob(call.asker.caller.clone(), key))
@@ -37,7 +36,7 @@ async fn know_owner(call: &Call, key: JobKey) -> Result<(), Status> {
     if snapshot.state().users.contains_key(&owner) {
         return Ok(());
     }
-    let looked_up = tokio::task::spawn_blocking(move || name_service::named(&owner)).await;
+    let looked_up = tokio::task::spawn_blocking(move || name_service::user_named(&owner)).await;
     match looked_up.map_err(|error| Status::internal(format!("name service: {error}")))? {
         Ok(user) => call.input(Input::PutUser(None, user)).await.map(drop),
         Err(error) => {

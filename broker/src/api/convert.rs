@@ -3,14 +3,16 @@
 use carrel_core::broker::{
     State, node_state, node_view, queue_position, rank_detail, session_state, state_reason,
 };
-use carrel_core::model::ids::{JobId, NodeName};
+use carrel_core::model::ids::{JobId, NodeName, UserName};
 use carrel_core::model::job::{Job, JobState, Phase, Placed};
 use carrel_core::model::node::ObservedJob;
 use carrel_core::model::resources::NodeAllocation;
-use carrel_core::model::session::Session;
+use carrel_core::model::session::{Session, Share};
 use carrel_core::model::time::Timestamp;
-use carrel_core::model::user::{ApiToken, User};
+use carrel_core::model::user::{ApiToken, Role, User};
 use carrel_proto::v1;
+
+use crate::store::AuditRow;
 
 /// The class of isolation that whole GPUs have.
 const EXCLUSIVE: &str = "exclusive";
@@ -39,6 +41,14 @@ pub fn session_at(state: &State, session: &Session, position: Option<usize>) -> 
         ephemeral: session.ephemeral,
         host_principal: host_principal(state, session),
         spec: Some((&session.spec).into()),
+        shares: session.shares.iter().map(share).collect(),
+    }
+}
+
+fn share((user, share): (&UserName, &Share)) -> v1::Share {
+    v1::Share {
+        user: user.to_string(),
+        mode: v1::ShareMode::from(*share).into(),
     }
 }
 
@@ -163,8 +173,8 @@ fn unknown(job: &ObservedJob) -> String {
     )
 }
 
-/// A user; `admin` as the broker's configuration has it.
-pub fn user(user: &User, admin: bool) -> v1::User {
+/// A user; `role` as the broker's configuration has it.
+pub fn user(user: &User, role: Role) -> v1::User {
     v1::User {
         name: user.name.to_string(),
         uid: user.uid,
@@ -172,16 +182,37 @@ pub fn user(user: &User, admin: bool) -> v1::User {
         groups: user.groups.clone(),
         home: user.home.clone(),
         shell: user.shell.clone(),
-        admin,
+        role: v1::Role::from(role).into(),
+        group_names: user.group_names.clone(),
     }
 }
 
 /// What may be shown of a token.
 pub fn token(token: &ApiToken) -> v1::TokenInfo {
+    let used = token.last_used.as_ref();
     v1::TokenInfo {
         id: token.id.to_string(),
         user: token.user.to_string(),
         label: token.label.clone(),
         expires_ms: token.expires.millis(),
+        scope: v1::TokenScope::from(token.scope).into(),
+        created_ms: token.created.millis(),
+        last_used_ms: used.map(|(at, _)| at.millis()),
+        last_used_from: used.map(|(_, from)| from.to_string()).unwrap_or_default(),
+        by_sign_in: token.by_sign_in,
+    }
+}
+
+/// A record of the audit log.
+pub fn audit(row: AuditRow) -> v1::AuditRecord {
+    v1::AuditRecord {
+        number: row.number,
+        at_ms: row.at_ms,
+        user: row.user,
+        origin: row.origin,
+        action: row.action,
+        subject: row.subject,
+        outcome: row.outcome,
+        detail: row.detail,
     }
 }

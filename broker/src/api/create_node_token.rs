@@ -18,7 +18,6 @@ pub(super) async fn create_node_token(
     call: Call,
     request: CreateNodeTokenRequest,
 ) -> Result<CreateNodeTokenResponse, Status> {
-    call.must_administer()?;
     let Some(broker) = call.context.url.clone() else {
         return Err(with_hint(
             Code::FailedPrecondition,

@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use carrel_core::broker::Input;
+use carrel_core::model::ids::UserName;
+use carrel_core::model::time::Timestamp;
 use carrel_core::model::user::ApiToken;
-use carrel_proto::v1::{CreateTokenRequest, CreateTokenResponse};
+use carrel_proto::v1::{self, CreateTokenRequest, CreateTokenResponse, WantedToken};
 use tonic::Status;
 
 use super::refuse::{bad_name, invalid};
@@ -24,26 +26,12 @@ pub(super) async fn create_token(
         "" => caller.user.clone(),
         user => user.parse().map_err(bad_name)?,
     };
-    if request.label.chars().count() > MAX_LABEL || request.label.contains(char::is_control) {
-        return Err(invalid(format!(
-            "a label is one line of at most {MAX_LABEL} characters"
-        )));
-    }
-    let validity = match Duration::from_secs(request.ttl_s) {
-        Duration::ZERO => DEFAULT_VALIDITY,
-        validity if validity > LONGEST_VALIDITY => {
-            return Err(invalid("a token is good for 366 days at most"));
-        }
-        validity => validity,
-    };
-    let (token, hash) = secret::generate(secret::TOKEN_PREFIX);
-    let record = ApiToken {
-        id: secret::handle().into(),
-        hash,
-        user,
+    let wanted = WantedToken {
         label: request.label,
-        expires: call.context.clock.now().after(validity),
+        ttl_s: request.ttl_s,
+        scope: request.scope,
     };
+    let (token, record) = new_token(&wanted, user, call.context.clock.now())?;
     let info = convert::token(&record);
     call.input(Input::CreateToken(caller, record)).await?;
     tracing::info!(token = info.id, user = info.user, "a token was made");
@@ -51,4 +39,34 @@ pub(super) async fn create_token(
         token,
         info: Some(info),
     })
+}
+
+/// A new token as it is wanted: its secret, and what is kept of it.
+pub fn new_token(wanted: &WantedToken, user: UserName, now: Timestamp) -> Result<(String, ApiToken), Status> {
+    if wanted.label.chars().count() > MAX_LABEL || wanted.label.contains(char::is_control) {
+        return Err(invalid(format!(
+            "a label is one line of at most {MAX_LABEL} characters"
+        )));
+    }
+    let validity = match Duration::from_secs(wanted.ttl_s) {
+        Duration::ZERO => DEFAULT_VALIDITY,
+        validity if validity > LONGEST_VALIDITY => {
+            return Err(invalid("a token is good for 366 days at most"));
+        }
+        validity => validity,
+    };
+    let scope = v1::TokenScope::try_from(wanted.scope).map_err(|_| invalid("there is no such scope"))?;
+    let (token, hash) = secret::generate(secret::TOKEN_PREFIX);
+    let record = ApiToken {
+        id: secret::handle().into(),
+        hash,
+        user,
+        label: wanted.label.clone(),
+        scope: scope.into(),
+        by_sign_in: false,
+        created: now,
+        expires: now.after(validity),
+        last_used: None,
+    };
+    Ok((token, record))
 }

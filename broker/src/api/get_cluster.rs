@@ -14,7 +14,7 @@ pub(super) async fn get_cluster(call: Call, _: GetClusterRequest) -> Result<Clus
         id: state.cluster.id.to_string(),
         name: settings.cluster_name.clone(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        user: Some(convert::user(&call.asker.user, call.asker.caller.admin)),
+        user: Some(convert::user(&call.asker.user, call.asker.caller.role)),
         host_cas: vec![call.context.ssh.host_ca()],
         ssh_gateway: gateway.map(|gateway| gateway.ssh).unwrap_or_default(),
         domain: settings.domain.clone(),

@@ -1,5 +1,6 @@
-//! Sessions, by id.
+//! The caller's sessions and those that are shared with them, or everybody's, by id.
 
+use carrel_core::model::session::Session;
 use carrel_proto::v1::{ListSessionsRequest, ListSessionsResponse};
 use tonic::Status;
 
@@ -13,12 +14,13 @@ pub(super) async fn list_sessions(
     let snapshot = call.snapshot();
     let state = snapshot.state();
     let caller = &call.asker.caller;
-    let all = request.all_users && caller.admin;
+    let all = request.all_users && call.reaches_others();
+    let shared = |session: &Session| session.shares.contains_key(&caller.user);
     let positions = positions(state);
     let sessions = state
         .sessions
         .values()
-        .filter(|session| all || session.owner == caller.user);
+        .filter(|session| all || session.owner == caller.user || shared(session));
     let messages = sessions.map(|session| {
         let position = session.job.and_then(|job| positions.get(&job).copied());
         convert::session_at(state, session, position)

@@ -1,4 +1,4 @@
-//! The directory: administrators see all, others themselves.
+//! The directory: operators see all, others themselves.
 
 use carrel_proto::v1::{ListUsersRequest, ListUsersResponse};
 use tonic::Status;
@@ -12,8 +12,8 @@ pub(super) async fn list_users(call: Call, _: ListUsersRequest) -> Result<ListUs
         .state()
         .users
         .values()
-        .filter(|user| caller.admin || user.name == caller.user);
-    let messages = users.map(|user| convert::user(user, call.context.auth.is_admin(user)));
+        .filter(|user| call.reaches_others() || user.name == caller.user);
+    let messages = users.map(|user| convert::user(user, call.context.auth.role(user)));
     Ok(ListUsersResponse {
         users: messages.collect(),
     })

@@ -1,13 +1,13 @@
 //! The users' API, `carrel.v1.Broker`: one call a file.
 
 pub mod convert;
+pub mod create_token;
 pub mod refuse;
 pub mod ticket;
 
 mod add_ssh_key;
 mod adopt_found;
 mod create_node_token;
-mod create_token;
 mod end_found;
 mod environment;
 mod explain_job;
@@ -25,11 +25,15 @@ mod list_users;
 mod open_session;
 mod open_stream;
 mod put_user;
+mod read_audit;
 mod remove_session;
 mod remove_ssh_key;
 mod revoke_token;
+mod set_user_role;
+mod share_session;
 mod sign_ssh_key;
 mod stop_session;
+mod unshare_session;
 mod update_node;
 mod watch_session;
 
@@ -37,7 +41,8 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use carrel_core::broker::{Input, Reply, SessionRef, State};
+use carrel_core::broker::{Call as Right, Input, Reply, SessionRef, State};
+use carrel_core::model::audit::{Action, AuditRecord};
 use carrel_core::model::ids::SessionId;
 use carrel_core::model::session::Session;
 use carrel_proto::v1;
@@ -58,6 +63,7 @@ pub struct Api(pub Arc<Context>);
 struct Call {
     context: Arc<Context>,
     asker: Asker,
+    right: Right,
 }
 
 impl Call {
@@ -69,12 +75,24 @@ impl Call {
         self.context.handle.call(input).await.map_err(refuse::status)
     }
 
-    /// The session that the caller means, if it is theirs.
+    /// The session that the caller means, if this call may be made of it.
     fn session(&self, state: &State, reference: &SessionRef) -> Result<Arc<Session>, Status> {
         state
-            .session_for(&self.asker.caller, reference)
+            .session_for(&self.asker.caller, reference, self.right)
             .map(Arc::clone)
             .map_err(refuse::status)
+    }
+
+    /// Whether the call reaches what is another's.
+    fn reaches_others(&self) -> bool {
+        self.asker.caller.reaches_others(self.right)
+    }
+
+    /// A record of the audit log about what the caller did.
+    fn record(&self, action: Action, subject: impl Into<String>, detail: impl Into<String>) -> AuditRecord {
+        let caller = &self.asker.caller;
+        let user = Some(caller.user.clone());
+        AuditRecord::new(user, caller.origin.clone(), action, subject, detail)
     }
 
     /// A session as it is now; as `last` says of one that is no more.
@@ -85,17 +103,6 @@ impl Call {
         let session = session.ok_or_else(|| Status::not_found("the session was removed meanwhile"))?;
         Ok(convert::session(state, session))
     }
-
-    fn must_administer(&self) -> Result<(), Status> {
-        if self.asker.caller.admin {
-            return Ok(());
-        }
-        Err(refuse::with_hint(
-            tonic::Code::PermissionDenied,
-            format!("{} may not administer this cluster", self.asker.caller.user),
-            "ask an administrator of the cluster",
-        ))
-    }
 }
 
 /// Reads how a request names a session.
@@ -104,10 +111,11 @@ fn session_ref(text: &str) -> Result<SessionRef, Status> {
 }
 
 impl Api {
-    /// Authenticates a call and answers it.
+    /// Authenticates a call, sees that it may be made, and answers it.
     async fn answer<Q, A, F>(
         &self,
         name: &'static str,
+        right: Right,
         request: Request<Q>,
         answer: impl FnOnce(Call, Q) -> F + Send,
     ) -> Result<Response<A>, Status>
@@ -117,21 +125,36 @@ impl Api {
     {
         let asker = self.0.auth.who(Peer::of(&request)?, request.metadata()).await?;
         let span = tracing::info_span!("call", name, user = %asker.caller.user);
-        let call = Call {
-            context: Arc::clone(&self.0),
-            asker,
+        let caller = asker.caller.clone();
+        let answered = match asker.must(right) {
+            Ok(()) => {
+                let call = Call {
+                    context: Arc::clone(&self.0),
+                    asker,
+                    right,
+                };
+                answer(call, request.into_inner()).instrument(span.clone()).await
+            }
+            Err(status) => Err(status),
         };
-        let answered = answer(call, request.into_inner()).instrument(span.clone()).await;
         if let Err(status) = &answered {
             tracing::debug!(parent: &span, code = ?status.code(), message = status.message(), "refused");
+            if status.code() == tonic::Code::PermissionDenied {
+                let (user, origin) = (Some(caller.user), caller.origin);
+                let record = AuditRecord::new(user, origin, Action::Denied, name, status.message());
+                self.0.note(record.refused()).await;
+            }
         }
         answered.map(Response::new)
     }
 }
 
-/// The trait's methods, each handed to the function of its name.
+type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+/// The trait's methods, each handed to the function of its name, with what the table of rights
+/// (`carrel_core::broker::Call`) says of it.
 macro_rules! calls {
-    ($($name:ident: $request:ident -> $response:ident;)*) => {
+    ($($name:ident $right:ident: $request:ident -> $response:ident;)*) => {
         #[tonic::async_trait]
         impl v1::broker_server::Broker for Api {
             $(
@@ -139,47 +162,61 @@ macro_rules! calls {
                     &self,
                     request: Request<v1::$request>,
                 ) -> Result<Response<v1::$response>, Status> {
-                    self.answer(stringify!($name), request, $name::$name).await
+                    self.answer(stringify!($name), Right::$right, request, $name::$name).await
                 }
             )*
 
-            type WatchSessionStream = Pin<Box<dyn Stream<Item = Result<v1::Session, Status>> + Send>>;
+            type WatchSessionStream = Answers<v1::Session>;
 
             async fn watch_session(
                 &self,
                 request: Request<v1::GetSessionRequest>,
             ) -> Result<Response<Self::WatchSessionStream>, Status> {
-                self.answer("watch_session", request, watch_session::watch_session).await
+                self.answer("watch_session", Right::WatchSession, request, watch_session::watch_session)
+                    .await
+            }
+
+            type ReadAuditStream = Answers<v1::AuditRecord>;
+
+            async fn read_audit(
+                &self,
+                request: Request<v1::ReadAuditRequest>,
+            ) -> Result<Response<Self::ReadAuditStream>, Status> {
+                self.answer("read_audit", Right::ReadAudit, request, read_audit::read_audit)
+                    .await
             }
         }
     };
 }
 
 calls! {
-    get_cluster: GetClusterRequest -> Cluster;
-    open_session: OpenSessionRequest -> OpenSessionResponse;
-    get_session: GetSessionRequest -> Session;
-    list_sessions: ListSessionsRequest -> ListSessionsResponse;
-    extend_session: ExtendSessionRequest -> Session;
-    stop_session: StopSessionRequest -> Session;
-    remove_session: RemoveSessionRequest -> RemoveSessionResponse;
-    open_stream: OpenStreamRequest -> OpenStreamResponse;
-    sign_ssh_key: SignSshKeyRequest -> SignSshKeyResponse;
-    get_job: GetJobRequest -> Job;
-    list_jobs: ListJobsRequest -> ListJobsResponse;
-    explain_job: GetJobRequest -> Explanation;
-    list_nodes: ListNodesRequest -> ListNodesResponse;
-    list_found: ListFoundRequest -> ListFoundResponse;
-    adopt_found: AdoptFoundRequest -> Session;
-    end_found: EndFoundRequest -> EndFoundResponse;
-    create_node_token: CreateNodeTokenRequest -> CreateNodeTokenResponse;
-    update_node: UpdateNodeRequest -> Node;
-    create_token: CreateTokenRequest -> CreateTokenResponse;
-    list_tokens: ListTokensRequest -> ListTokensResponse;
-    revoke_token: RevokeTokenRequest -> RevokeTokenResponse;
-    add_ssh_key: AddSshKeyRequest -> AddSshKeyResponse;
-    list_ssh_keys: ListSshKeysRequest -> ListSshKeysResponse;
-    remove_ssh_key: RemoveSshKeyRequest -> RemoveSshKeyResponse;
-    put_user: PutUserRequest -> User;
-    list_users: ListUsersRequest -> ListUsersResponse;
+    get_cluster GetCluster: GetClusterRequest -> Cluster;
+    open_session OpenSession: OpenSessionRequest -> OpenSessionResponse;
+    get_session GetSession: GetSessionRequest -> Session;
+    list_sessions ListSessions: ListSessionsRequest -> ListSessionsResponse;
+    extend_session ExtendSession: ExtendSessionRequest -> Session;
+    stop_session StopSession: StopSessionRequest -> Session;
+    remove_session RemoveSession: RemoveSessionRequest -> RemoveSessionResponse;
+    share_session ShareSession: ShareSessionRequest -> Session;
+    unshare_session UnshareSession: UnshareSessionRequest -> Session;
+    open_stream OpenStream: OpenStreamRequest -> OpenStreamResponse;
+    sign_ssh_key SignSshKey: SignSshKeyRequest -> SignSshKeyResponse;
+    get_job GetJob: GetJobRequest -> Job;
+    list_jobs ListJobs: ListJobsRequest -> ListJobsResponse;
+    explain_job ExplainJob: GetJobRequest -> Explanation;
+    list_nodes ListNodes: ListNodesRequest -> ListNodesResponse;
+    list_found ListFound: ListFoundRequest -> ListFoundResponse;
+    adopt_found AdoptFound: AdoptFoundRequest -> Session;
+    end_found EndFound: EndFoundRequest -> EndFoundResponse;
+    create_node_token CreateNodeToken: CreateNodeTokenRequest -> CreateNodeTokenResponse;
+    update_node UpdateNode: UpdateNodeRequest -> Node;
+    create_token CreateToken: CreateTokenRequest -> CreateTokenResponse;
+    list_tokens ListTokens: ListTokensRequest -> ListTokensResponse;
+    revoke_token RevokeToken: RevokeTokenRequest -> RevokeTokenResponse;
+    add_ssh_key AddSshKey: AddSshKeyRequest -> AddSshKeyResponse;
+    list_ssh_keys ListSshKeys: ListSshKeysRequest -> ListSshKeysResponse;
+    remove_ssh_key RemoveSshKey: RemoveSshKeyRequest -> RemoveSshKeyResponse;
+    put_user PutUser: PutUserRequest -> User;
+    set_user_role SetUserRole: SetUserRoleRequest -> User;
+    list_users ListUsers: ListUsersRequest -> ListUsersResponse;
 }

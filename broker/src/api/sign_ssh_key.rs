@@ -2,6 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use carrel_core::model::audit::Action;
 use carrel_proto::v1::{SignSshKeyRequest, SignSshKeyResponse};
 use tonic::Status;
 
@@ -22,6 +23,9 @@ pub(super) async fn sign_ssh_key(
         .sign_user(&key, user, &principals, SystemTime::now(), USER_VALIDITY);
     let signed = signed.map_err(|error| Status::internal(format!("{error:#}")))?;
     tracing::info!(serial = signed.serial, key = %fingerprint(&key), "an SSH key is certified");
+    let detail = format!("key {}, serial {}", fingerprint(&key), signed.serial);
+    let record = call.record(Action::SshCertificate, format!("user {user}"), detail);
+    call.context.note(record).await;
     let expires = signed.expires.duration_since(UNIX_EPOCH).unwrap_or_default();
     Ok(SignSshKeyResponse {
         certificate: signed.text,

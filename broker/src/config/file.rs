@@ -30,6 +30,7 @@ pub struct ConfigFile {
     pub(super) memory: Option<Size>,
     pub(super) admins: Option<Vec<String>>,
     pub(super) policy: Option<Policy>,
+    pub(super) audit_retention: Option<Span>,
 }
 
 impl ConfigFile {

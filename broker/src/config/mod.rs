@@ -122,6 +122,8 @@ pub struct Config {
     pub cpus: u32,
     /// Memory of jobs without GPUs by default.
     pub memory: Size,
+    /// How long records of the audit log are kept.
+    pub audit_retention: Span,
     /// Users who may administer the cluster.
     pub admins: Vec<UserName>,
     /// What users may have.
@@ -215,6 +217,7 @@ impl Config {
             memory_per_gpu: file.memory_per_gpu.unwrap_or(Size(defaults.memory_per_gpu)),
             cpus: file.cpus.unwrap_or(defaults.cpus),
             memory: file.memory.unwrap_or(Size(defaults.memory)),
+            audit_retention: file.audit_retention.unwrap_or(Span(defaults.audit_retention)),
             admins,
             policy: file.policy.unwrap_or_default(),
         };
@@ -243,6 +246,7 @@ impl Config {
             ("max_time", self.max_time),
             ("lease", self.lease),
             ("contact_timeout", self.contact_timeout),
+            ("audit_retention", self.audit_retention),
         ] {
             if span.is_zero() || span > LONGEST {
                 bail!(
@@ -298,6 +302,7 @@ impl Config {
             cpus: self.cpus,
             memory: self.memory.0,
             policy: self.policy.clone(),
+            audit_retention: self.audit_retention.0,
             ..Settings::default()
         }
     }

@@ -2,6 +2,7 @@
 
 use std::time::SystemTime;
 
+use carrel_core::model::audit::{Action, AuditRecord, Origin};
 use carrel_proto::stream::Endpoint;
 use carrel_proto::v1::{EnrollRequest, EnrollResponse};
 use tonic::Status;
@@ -17,7 +18,11 @@ const MAX_TEXT: usize = 300;
 /// Most endpoints of one gateway.
 const MAX_ENDPOINTS: usize = 16;
 
-pub(super) fn enroll(context: &Context, request: EnrollRequest) -> Result<EnrollResponse, Status> {
+pub(super) async fn enroll(
+    context: &Context,
+    origin: Origin,
+    request: EnrollRequest,
+) -> Result<EnrollResponse, Status> {
     check(&request)?;
     let now = SystemTime::now();
     let names = dialled_names(&request);
@@ -41,6 +46,7 @@ pub(super) fn enroll(context: &Context, request: EnrollRequest) -> Result<Enroll
         ssh: request.ssh,
         client_streams: request.client_streams,
     };
+    let subject = format!("gateway {}", gateway.name);
     tracing::info!(gateway = gateway.name, serial = %certificate.serial, "a gateway enrolled");
     let changed = context
         .gateways
@@ -49,6 +55,9 @@ pub(super) fn enroll(context: &Context, request: EnrollRequest) -> Result<Enroll
     if changed {
         context.agents.wake_all();
     }
+    let detail = format!("TLS serial {}, SSH serial {}", certificate.serial, ssh.serial);
+    let record = AuditRecord::new(None, origin, Action::GatewayCertificate, subject, detail);
+    context.note(record).await;
     Ok(EnrollResponse {
         certificate_pem: certificate.pem,
         ca_pem: context.authority.certificate_pem().to_owned(),

@@ -39,7 +39,9 @@ impl Control {
 impl GatewayControl for Control {
     async fn enroll(&self, request: Request<EnrollRequest>) -> Result<Response<EnrollResponse>, Status> {
         self.must_be_own(&request)?;
-        enroll::enroll(&self.0, request.into_inner()).map(Response::new)
+        let origin = Peer::of(&request)?.origin();
+        let enrolled = enroll::enroll(&self.0, origin, request.into_inner());
+        enrolled.await.map(Response::new)
     }
 
     async fn authenticate_key(

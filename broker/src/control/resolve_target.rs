@@ -1,7 +1,9 @@
 //! Where a jump host's target is.
 
-use carrel_core::broker::{Caller, SessionRef};
+use carrel_core::broker::{Call, Caller, SessionRef};
+use carrel_core::model::audit::Origin;
 use carrel_core::model::ids::UserName;
+use carrel_core::model::user::Role;
 use carrel_proto::v1::{ResolveTargetRequest, ResolveTargetResponse};
 use tonic::Status;
 
@@ -17,11 +19,15 @@ pub(super) fn resolve_target(
     let snapshot = context.handle.snapshot();
     let state = snapshot.state();
     // A jump host serves its user, whoever that is: nobody administers through it.
-    let caller = Caller { user, admin: false };
+    let caller = Caller {
+        user,
+        role: Role::User,
+        origin: Origin::Broker,
+    };
     let found = candidates(&request.target, &state.settings.domain);
     let mut error = format!("{:?} names no session", shown(&request.target));
     for (reference, rank) in found {
-        match state.session_for(&caller, &reference) {
+        match state.session_for(&caller, &reference, Call::OpenStream) {
             Ok(session) => {
                 return Ok(
                     match ticket_for(state, session, rank, &caller.user, context.clock.now()) {
@@ -97,13 +103,14 @@ mod tests {
     fn first(state: &State, user: &str, target: &str) -> Option<(u64, u32)> {
         let caller = Caller {
             user: user.parse().ok()?,
-            admin: false,
+            role: Role::User,
+            origin: Origin::Broker,
         };
         candidates(target, "carrel")
             .into_iter()
             .find_map(|(reference, rank)| {
                 state
-                    .session_for(&caller, &reference)
+                    .session_for(&caller, &reference, Call::OpenStream)
                     .ok()
                     .map(|found| (found.id.0, rank))
             })
@@ -137,6 +144,7 @@ mod tests {
             job: None,
             kept_on: Vec::new(),
             request_key: String::new(),
+            shares: std::collections::BTreeMap::new(),
         }))
     }
 

@@ -13,6 +13,7 @@ use carrel_proto::v1::agent_link_server::AgentLinkServer;
 use carrel_proto::v1::broker_server::BrokerServer;
 use carrel_proto::v1::gateway_control_server::GatewayControlServer;
 use carrel_proto::v1::node_join_server::NodeJoinServer;
+use carrel_proto::v1::sign_in_server::SignInServer;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
@@ -37,7 +38,9 @@ use crate::limits::{
 };
 use crate::listen::{TlsListener, UnixListener};
 use crate::lock::StateDir;
-use crate::store::{Store, StoreError};
+use crate::notes::Notes;
+use crate::signin::SignIn;
+use crate::store::{AuditLog, Store, StoreError};
 
 /// Says where the TLS listener is, for tools: "127.0.0.1:7070".
 const LISTEN_FILE: &str = "listen";
@@ -84,12 +87,15 @@ impl Server {
             authority.origin(),
         )?;
         let admins = config.admins.iter().cloned().collect();
-        let auth = Auth::new(handle.clone(), Arc::clone(&clock), admins);
+        let notes = Arc::new(Notes::default());
+        let auth = Auth::new(handle.clone(), Arc::clone(&clock), Arc::clone(&notes), admins);
         let stopping = CancellationToken::new();
         let context = Context {
             handle,
             clock,
             auth,
+            notes,
+            audit: AuditLog::new(state.path()),
             authority,
             ssh,
             agents,
@@ -220,9 +226,15 @@ async fn serve_tls(
     tasks.spawn(async move { tls.run(renewal).await });
     let api = BrokerServer::new(Api(Arc::clone(&context))).max_decoding_message_size(MAX_USER_MESSAGE);
     let join = NodeJoinServer::new(Join(Arc::clone(&context))).max_decoding_message_size(MAX_JOIN_MESSAGE);
+    let sign_in =
+        SignInServer::new(SignIn::new(Arc::clone(&context))).max_decoding_message_size(MAX_JOIN_MESSAGE);
     let link = Link { context, tasks };
     let link = AgentLinkServer::new(link).max_decoding_message_size(MAX_AGENT_MESSAGE);
-    let routes = http2().add_service(api).add_service(join).add_service(link);
+    let routes = http2()
+        .add_service(api)
+        .add_service(sign_in)
+        .add_service(join)
+        .add_service(link);
     routes
         .serve_with_incoming_shutdown(incoming, stopping.cancelled_owned())
         .await?;

@@ -1,5 +1,6 @@
 //! What is kept: one SQLite file. Nothing is acknowledged before [`Store::commit`] has returned.
 
+mod audit;
 mod error;
 mod load;
 mod migrate;
@@ -13,6 +14,7 @@ use std::path::{Path, PathBuf};
 use carrel_core::broker::Change;
 use rusqlite::{Connection, TransactionBehavior};
 
+pub use audit::{AUDIT_PAGE, AuditFilter, AuditLog, AuditRow};
 pub use error::StoreError;
 pub use migrate::SCHEMA_VERSION;
 

@@ -19,8 +19,9 @@ enum Entity<'a> {
     Tombstone(&'a NodeName, JobKey),
 }
 
-fn entity(change: &Change) -> Entity<'_> {
-    match change {
+/// None for what is not an entity: every record of a log is written.
+fn entity(change: &Change) -> Option<Entity<'_>> {
+    Some(match change {
         Change::PutCluster(_) => Entity::Cluster,
         Change::PutUser(user) => Entity::User(&user.name),
         Change::DeleteUser(name) => Entity::User(name),
@@ -37,7 +38,8 @@ fn entity(change: &Change) -> Entity<'_> {
             Entity::Removal(node, *session)
         }
         Change::PutTombstone(node, key) | Change::DeleteTombstone(node, key) => Entity::Tombstone(node, *key),
-    }
+        Change::Audit(_) | Change::TrimAudit(..) => return None,
+    })
 }
 
 /// The last change of each entity, in their order.
@@ -46,7 +48,7 @@ pub(super) fn newest(changes: &[Change]) -> Vec<&Change> {
     let mut newest: Vec<&Change> = changes
         .iter()
         .rev()
-        .filter(|change| seen.insert(entity(change)))
+        .filter(|change| entity(change).is_none_or(|entity| seen.insert(entity)))
         .collect();
     newest.reverse();
     newest

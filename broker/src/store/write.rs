@@ -122,5 +122,23 @@ pub(super) fn write(transaction: &Transaction<'_>, change: &Change) -> Result<()
             "DELETE FROM tombstones WHERE node = ?1 AND job = ?2 AND generation = ?3",
             params![node.as_str(), integer(key.job.0), integer(key.generation.0)],
         ),
+        Change::Audit(record) => run(
+            "INSERT INTO audit (at_ms, user, origin, action, subject, outcome, detail)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
+            params![
+                integer(record.at.0),
+                record.user.as_ref().map_or("", |user| user.as_str()),
+                record.origin.to_string(),
+                record.action.name(),
+                record.subject,
+                record.outcome.name(),
+                record.detail
+            ],
+        ),
+        Change::TrimAudit(before, keep) => run(
+            "DELETE FROM audit WHERE at_ms < ?1
+                OR number <= (SELECT max(number) FROM audit) - ?2",
+            params![integer(before.0), integer(*keep)],
+        ),
     }
 }

@@ -39,8 +39,8 @@ async fn tls_needs_a_token_that_holds() {
     let cluster = alice.get_cluster(ask).await.expect("known").into_inner();
     let user = cluster.user.expect("a user");
     assert_eq!(
-        (user.name.as_str(), user.uid, user.admin),
-        ("alice", 70_001, false)
+        (user.name.as_str(), user.uid, user.role()),
+        ("alice", 70_001, v1::Role::User)
     );
     assert_eq!(cluster.default_image, "busybox");
     assert!(cluster.host_cas[0].starts_with("ssh-ed25519 "));

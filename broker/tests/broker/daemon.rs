@@ -175,33 +175,43 @@ impl Daemon {
         BrokerClient::with_interceptor(channel, Box::new(add))
     }
 
-    /// A user of the directory with a token for TLS.
-    pub async fn user(&self, name: &str, uid: u32) -> TokenClient {
+    /// A user of the directory.
+    pub async fn put_user(&self, name: &str, uid: u32, role: v1::Role) {
         let user = v1::User {
             name: name.into(),
             uid,
             gid: uid,
-            groups: vec![],
             home: format!("/home/{name}"),
-            shell: String::new(),
-            admin: false,
+            role: role.into(),
+            ..v1::User::default()
         };
         let mut root = self.client().await;
         root.put_user(v1::PutUserRequest { user: Some(user) })
             .await
             .expect("put");
+    }
+
+    /// A token of a user's.
+    pub async fn token(&self, user: &str, scope: v1::TokenScope) -> String {
         let request = v1::CreateTokenRequest {
-            user: name.into(),
+            user: user.into(),
             label: "test".into(),
-            ttl_s: 0,
+            scope: scope.into(),
+            ..v1::CreateTokenRequest::default()
         };
-        let token = root
-            .create_token(request)
+        let mut root = self.client().await;
+        root.create_token(request)
             .await
             .expect("a token")
             .into_inner()
-            .token;
-        self.client_with(&token).await
+            .token
+    }
+
+    /// A user of the directory with a token for TLS.
+    pub async fn user(&self, name: &str, uid: u32) -> TokenClient {
+        self.put_user(name, uid, v1::Role::User).await;
+        self.client_with(&self.token(name, v1::TokenScope::Full).await)
+            .await
     }
 }
 

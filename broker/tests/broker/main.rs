@@ -2,11 +2,15 @@
 
 mod access;
 mod agent;
+mod audit;
 mod bad_input;
 mod configuration;
 mod daemon;
 mod durability;
 mod lost_store;
 mod nodes;
+mod rights;
 mod sessions;
+mod sharing;
+mod sign_in;
 mod store;

@@ -4,8 +4,11 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
-use carrel_broker::store::{SCHEMA_VERSION, STORE_FILE, Store, StoreError};
+use carrel_broker::store::{
+    AUDIT_PAGE, AuditFilter, AuditLog, SCHEMA_VERSION, STORE_FILE, Store, StoreError,
+};
 use carrel_core::broker::{Change, ClusterRecord};
+use carrel_core::model::audit::{Action, AuditRecord, Origin};
 use carrel_core::model::gpu::Inventory;
 use carrel_core::model::ids::{ClusterId, Generation, Incarnation, JobId, SessionId};
 use carrel_core::model::job::{
@@ -13,9 +16,9 @@ use carrel_core::model::job::{
 };
 use carrel_core::model::node::NodeRecord;
 use carrel_core::model::resources::{Allocation, NodeAllocation, ResourceRequest};
-use carrel_core::model::session::{ContainerOptions, Session, SessionSpec};
+use carrel_core::model::session::{ContainerOptions, Session, SessionSpec, Share};
 use carrel_core::model::time::Timestamp;
-use carrel_core::model::user::{ApiToken, NodeToken, User};
+use carrel_core::model::user::{ApiToken, NodeToken, Role, Scope, User};
 use rusqlite::Connection;
 
 fn request() -> ResourceRequest {
@@ -92,9 +95,10 @@ fn entities() -> Vec<Change> {
             uid: u32::MAX - 1,
             gid: 5,
             groups: vec![1, 2],
+            group_names: [(5, "lab".to_owned())].into(),
             home: "/home/alice".into(),
             shell: String::new(),
-            admin: true,
+            role: Role::Admin,
             ssh_keys: vec!["ssh-ed25519 AAAA".into()],
         })),
         Change::PutToken(Arc::new(ApiToken {
@@ -102,7 +106,11 @@ fn entities() -> Vec<Change> {
             hash: [0xab; 32],
             user: "alice".parse().expect("a name"),
             label: "laptop".into(),
+            scope: Scope::Sessions,
+            by_sign_in: true,
+            created: Timestamp(5),
             expires: Timestamp::MAX,
+            last_used: Some((Timestamp(6), Origin::Remote([10, 0, 0, 1].into()))),
         })),
         Change::PutNodeToken(Arc::new(NodeToken {
             hash: [0; 32],
@@ -139,6 +147,7 @@ fn entities() -> Vec<Change> {
             job: Some(JobId(1)),
             kept_on: vec!["n1".parse().expect("a name")],
             request_key: "k".into(),
+            shares: [("bob".parse().expect("a name"), Share::ReadOnly)].into(),
         })),
         job(1, Phase::Placed(placed.clone())),
         job(
@@ -256,5 +265,166 @@ fn a_damaged_record_is_named() {
         error
             .source()
             .is_some_and(|source| source.to_string().contains("missing field"))
+    );
+}
+
+/// A store of the first schema, as a broker of then left it, is brought to this one.
+#[test]
+fn a_store_of_the_first_schema_is_taken_over() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let raw = Connection::open(dir.path().join(STORE_FILE)).expect("opened");
+    raw.execute_batch(include_str!("../../src/store/migrations/0001.sql"))
+        .expect("made");
+    raw.pragma_update(None, "application_id", 0x4352_524c)
+        .expect("set");
+    raw.pragma_update(None, "user_version", 1).expect("set");
+    let user = |name: &str, uid: u32, admin: bool| {
+        let body = serde_json::json!({
+            "name": name, "uid": uid, "gid": uid, "groups": [7], "home": "/h", "shell": "",
+            "admin": admin, "ssh_keys": ["ssh-ed25519 AAAA"],
+        });
+        raw.execute(
+            "INSERT INTO users (name, uid, body) VALUES (?1, ?2, ?3)",
+            rusqlite::params![name, uid, body.to_string()],
+        )
+        .expect("put");
+    };
+    user("alice", 1001, false);
+    user("root", 0, true);
+    let token = serde_json::json!({
+        "id": "t", "hash": vec![0; 32], "user": "alice", "label": "l", "expires": 9,
+    });
+    raw.execute(
+        "INSERT INTO tokens VALUES ('t', 'alice', 9, ?1)",
+        [token.to_string()],
+    )
+    .expect("put");
+    let session = serde_json::json!({
+        "id": 3, "name": "dev", "owner": "alice",
+        "spec": {
+            "request": {
+                "nodes": 1, "gpus_per_node": 1, "gpu_model": "", "nvlink": false,
+                "cpus_per_node": 1, "memory_bytes_per_node": 1,
+            },
+            "image": "i", "time_limit": {"secs": 1, "nanos": 0}, "env": {}, "workdir": "",
+        },
+        "created": 1, "ephemeral": false, "removing": false, "job": null, "kept_on": [], "request_key": "",
+    });
+    raw.execute(
+        "INSERT INTO sessions VALUES (3, 'alice', 'dev', NULL, ?1)",
+        [session.to_string()],
+    )
+    .expect("put");
+    drop(raw);
+
+    let store = Store::open(dir.path()).expect("opened");
+    let mut roles = Vec::new();
+    for change in store.load().expect("loaded") {
+        match change {
+            Change::PutUser(user) => {
+                assert_eq!((user.groups.as_slice(), user.ssh_keys.len()), (&[7][..], 1));
+                roles.push((user.name.to_string(), user.role));
+            }
+            Change::PutToken(token) => {
+                assert_eq!(
+                    (token.scope, token.by_sign_in, &token.last_used),
+                    (Scope::Full, false, &None)
+                );
+            }
+            Change::PutSession(session) => assert!(session.shares.is_empty()),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(
+        roles,
+        [("alice".to_owned(), Role::User), ("root".to_owned(), Role::Admin)]
+    );
+}
+
+fn noted(at: u64, user: &str, action: Action) -> Change {
+    let mut record = AuditRecord::new(
+        user.parse().ok(),
+        Origin::Local(7),
+        action,
+        format!("user {user}"),
+        format!("at {at}"),
+    );
+    record.at = Timestamp(at);
+    Change::Audit(Box::new(record))
+}
+
+/// Records are kept in their order, every one, found by what is asked for, and dropped in time.
+#[test]
+fn the_audit_log_is_read_beside_the_writer() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut store = Store::open(dir.path()).expect("opened");
+    let log = AuditLog::new(dir.path());
+    let all = AuditFilter::default();
+    assert!(log.page(0, &all).expect("read").is_empty());
+    let mut changes = vec![
+        noted(1, "alice", Action::SignIn),
+        noted(2, "bob", Action::SignIn),
+        noted(2, "alice", Action::Share),
+        noted(2, "alice", Action::Share),
+    ];
+    store.commit(&changes).expect("committed");
+    let read = log.page(0, &all).expect("read");
+    assert_eq!(read.len(), 4, "equal records are two");
+    assert_eq!(
+        (
+            read[0].user.as_str(),
+            read[0].origin.as_str(),
+            read[0].action.as_str(),
+            read[0].outcome.as_str()
+        ),
+        ("alice", "uid 7", "sign-in", "done")
+    );
+    let find = |filter: AuditFilter| log.page(0, &filter).expect("read").len();
+    assert_eq!(
+        find(AuditFilter {
+            since_ms: 2,
+            ..all.clone()
+        }),
+        3
+    );
+    assert_eq!(
+        find(AuditFilter {
+            user: "bob".into(),
+            ..all.clone()
+        }),
+        1
+    );
+    let shares = AuditFilter {
+        user: "alice".into(),
+        action: "share".into(),
+        ..all.clone()
+    };
+    assert_eq!(find(shares), 2);
+    assert_eq!(log.page(read[2].number, &all).expect("read"), read[3..]);
+
+    // What is too old goes, and so does what is too much; numbers go on.
+    changes = vec![
+        Change::TrimAudit(Timestamp(2), 2),
+        noted(3, "carol", Action::SignIn),
+    ];
+    store.commit(&changes).expect("committed");
+    let left = log.page(0, &all).expect("read");
+    assert_eq!(left.iter().map(|row| row.at_ms).collect::<Vec<_>>(), [2, 2, 3]);
+    assert!(left[2].number > read[3].number);
+    store
+        .commit(&[Change::TrimAudit(Timestamp::MAX, 0)])
+        .expect("committed");
+    store
+        .commit(&[noted(4, "dan", Action::SignIn)])
+        .expect("committed");
+    assert!(log.page(0, &all).expect("read")[0].number > left[2].number);
+    let many: Vec<Change> = (0..AUDIT_PAGE as u64 + 5)
+        .map(|at| noted(10 + at, "eve", Action::SignIn))
+        .collect();
+    store.commit(&many).expect("committed");
+    assert_eq!(find(all), AUDIT_PAGE);
+    assert!(
+        store.load().expect("loaded").is_empty(),
+        "the log is no part of the state"
     );
 }

@@ -2,7 +2,10 @@
 
 use std::io::IsTerminal as _;
 use std::path::PathBuf;
+use std::time::Duration;
 
+use carrel_core::model::ids::UserName;
+use carrel_core::model::user::Scope;
 use carrel_proto::v1;
 use rustls::pki_types::CertificateDer;
 
@@ -10,17 +13,21 @@ use crate::config::{Credential, Credentials};
 use crate::connect::{self, Address};
 use crate::context::Context;
 use crate::error::{CliError, Context as _, Result};
+use crate::sign_in::{self, KeySource, Method, Wanted};
 use crate::terminal::{ask_secret, confirm, say};
-use crate::{output, tls, view};
+use crate::{output, tls, units, view};
 
 /// Sign in to a cluster.
 ///
-/// Keeps the broker's address, a token and the broker's certificate authority in
-/// ~/.config/carrel/credentials.toml, readable by you only, and makes this cluster the default.
-/// Tokens come from `carrel token create`, or from your administrator.
+/// With a token, with an SSH key that is registered (`carrel key add`), or in a browser where the
+/// cluster has an OpenID Connect provider. Keeps the broker's address, a token and the broker's
+/// certificate authority in ~/.config/carrel/credentials.toml, readable by you only, and makes this
+/// cluster the default.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
-    carrel login https://head:7070                    asks for the token\n  \
+    carrel login https://head:7070                    in a browser, or asks for a token\n  \
+    carrel login https://head:7070 --ssh-key          with a key of your ssh-agent, or ~/.ssh\n  \
+    carrel login https://head:7070 --ssh-key ~/.ssh/work --user alice\n  \
     carrel login https://head:7070 --token - < token.txt\n  \
     carrel login https://head:7070 --fingerprint sha256:9f86d0…")]
 pub struct LoginArgs {
@@ -30,6 +37,28 @@ pub struct LoginArgs {
     /// The token; - reads it from stdin
     #[arg(long, value_name = "TOKEN", env = "CARREL_TOKEN", hide_env_values = true)]
     pub token: Option<String>,
+    /// Sign in with a registered SSH key: of the ssh-agent or ~/.ssh, or in FILE
+    #[arg(
+        long,
+        value_name = "FILE",
+        num_args = 0..=1,
+        default_missing_value = "",
+        hide_default_value = true,
+        conflicts_with_all = ["token", "oidc"]
+    )]
+    pub ssh_key: Option<PathBuf>,
+    /// Sign in at the cluster's OpenID Connect provider, in any browser
+    #[arg(long, conflicts_with = "token")]
+    pub oidc: bool,
+    /// Your login name there [default: as here]
+    #[arg(long, value_name = "USER", requires = "ssh_key")]
+    pub user: Option<UserName>,
+    /// How long the sign-in is good for
+    #[arg(long, value_name = "TIME", value_parser = units::parse_time, default_value = "30d")]
+    pub ttl: Duration,
+    /// What it is good for: read (looking), sessions (opening, entering, stopping them), or full
+    #[arg(long, value_name = "SCOPE", default_value = "full")]
+    pub scope: Scope,
     /// The broker's certificate authority, PEM
     #[arg(long, value_name = "FILE", conflicts_with = "fingerprint")]
     pub ca: Option<PathBuf>,
@@ -49,10 +78,11 @@ pub async fn run(context: &Context, args: LoginArgs) -> Result<u8> {
         }
         Address::Tls(url) => {
             let ca = authority(url, &args, credentials.brokers.get(url)).await?;
-            let credential = Credential {
-                token: token(&args)?,
-                ca,
+            let token = match method(url, &ca, &args).await? {
+                Some(method) => sign_in::sign_in(url, &ca, &method, &wanted(&args)).await?.token,
+                None => token(&args)?,
             };
+            let credential = Credential { token, ca };
             let client = connect::connect_tls(url, &credential).await?;
             credentials.brokers.insert(url.clone(), credential);
             credentials.default = Some(url.clone());
@@ -79,6 +109,43 @@ pub async fn run(context: &Context, args: LoginArgs) -> Result<u8> {
     Ok(0)
 }
 
+/// How to sign in; none: with a token that the person has.
+async fn method(url: &str, ca: &str, args: &LoginArgs) -> Result<Option<Method>> {
+    if let Some(file) = &args.ssh_key {
+        let source = if file.as_os_str().is_empty() {
+            KeySource::Usual
+        } else {
+            KeySource::File(file.clone())
+        };
+        let user = match &args.user {
+            Some(user) => user.to_string(),
+            None => std::env::var("USER")
+                .map_err(|_| CliError::usage("your login name is not known").hint("--user USER"))?,
+        };
+        return Ok(Some(Method::SshKey(user, source)));
+    }
+    if args.oidc {
+        return Ok(Some(Method::Device));
+    }
+    // Whoever names nothing and sits at a terminal is led to the provider, if there is one.
+    let led = args.token.is_none() && std::io::stdin().is_terminal();
+    let provider = if led {
+        sign_in::provider(url, ca).await?
+    } else {
+        None
+    };
+    Ok(provider.map(|_| Method::Device))
+}
+
+fn wanted(args: &LoginArgs) -> Wanted {
+    let host = nix::unistd::gethostname().unwrap_or_default();
+    Wanted {
+        label: format!("sign-in on {}", host.to_string_lossy()),
+        ttl_s: args.ttl.as_secs(),
+        scope: args.scope,
+    }
+}
+
 fn token(args: &LoginArgs) -> Result<String> {
     let token = match args.token.as_deref() {
         Some("-") => std::io::read_to_string(std::io::stdin()).context("cannot read stdin")?,
@@ -86,7 +153,7 @@ fn token(args: &LoginArgs) -> Result<String> {
         None if std::io::stdin().is_terminal() => ask_secret("Token: ").context("cannot read the token")?,
         None => {
             return Err(CliError::usage("a token is needed")
-                .hint("--token TOKEN, or --token - to read it from stdin"));
+                .hint("--token -  reads it from stdin; --ssh-key and --oidc do without"));
         }
     };
     let token = token.trim().to_owned();

@@ -1,5 +1,6 @@
 //! The verbs, one a file.
 
+pub mod admin;
 pub mod alloc;
 pub mod attach;
 pub mod completion;
@@ -14,6 +15,7 @@ pub mod open;
 pub mod proxy;
 pub mod ps;
 pub mod rm;
+pub mod share;
 pub mod show;
 pub mod ssh;
 pub mod stop;
@@ -40,6 +42,8 @@ pub async fn run(context: &Context, command: Command) -> Result<u8> {
         Command::Extend(args) => extend::run(context, args).await,
         Command::Stop(args) => stop::run(context, args).await,
         Command::Rm(args) => rm::run(context, args).await,
+        Command::Share(args) => share::run(context, args).await,
+        Command::Unshare(args) => share::unshare(context, args).await,
         Command::Login(args) => login::run(context, args).await,
         Command::Up(args) => up::run(context, args).await,
         Command::Node(args) => node::run(context, args).await,
@@ -47,6 +51,7 @@ pub async fn run(context: &Context, command: Command) -> Result<u8> {
         Command::Token(args) => token::run(context, args).await,
         Command::Key(args) => key::run(context, args).await,
         Command::User(args) => user::run(context, args).await,
+        Command::Admin(args) => admin::run(context, args).await,
         Command::Proxy(args) => proxy::run(context, args).await,
         Command::Completion(args) => completion::run(args),
         Command::Version(args) => version::run(context, args).await,

@@ -13,7 +13,8 @@ use crate::view;
 
 /// List jobs and sessions.
 ///
-/// Your own live jobs. Sessions that are stopped, and so have none, are among the --sessions.
+/// Your own live jobs. Sessions that are stopped, and so have none, are among the --sessions, and
+/// so are those that others share with you.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     carrel ps\n  \
@@ -40,8 +41,15 @@ pub async fn run(context: &Context, args: PsArgs) -> Result<u8> {
         if context.json() {
             output::json(&sessions.into_iter().map(view::Session::from).collect::<Vec<_>>())?;
         } else {
+            let me = client
+                .get_cluster(v1::GetClusterRequest {})
+                .await?
+                .into_inner()
+                .user;
+            let me = me.unwrap_or_default().name;
+            let rows = sessions.iter().map(|session| session_row(session, &me));
             let header = ["NAME", "USER", "STATE", "JOB", "IMAGE", "REASON"];
-            print(&header, sessions.iter().map(session_row).collect(), "sessions")?;
+            print(&header, rows.collect(), "sessions")?;
         }
         return Ok(0);
     }
@@ -100,7 +108,8 @@ fn job_row(job: &v1::Job) -> [String; 7] {
     ]
 }
 
-fn session_row(session: &v1::Session) -> [String; 6] {
+/// A session as `me` sees it: another's is named as it is to be called.
+fn session_row(session: &v1::Session, me: &str) -> [String; 6] {
     let live = session.state() != v1::SessionState::Stopped;
     let job = session
         .job
@@ -109,8 +118,13 @@ fn session_row(session: &v1::Session) -> [String; 6] {
         .map(|job| job.id.to_string())
         .unwrap_or_default();
     let state = view::session_state(session.state()).to_owned();
+    let name = if session.user == me {
+        session.name.clone()
+    } else {
+        format!("{}.{}", session.name, session.user)
+    };
     [
-        session.name.clone(),
+        name,
         session.user.clone(),
         state,
         job,

@@ -38,6 +38,7 @@ pub fn session_text(session: &v1::Session) -> String {
         ("session state", view::session_state(session.state()).to_owned()),
         ("session reason", session.reason.clone()),
         ("created", units::rfc3339(session.created_ms)),
+        ("shared with", super::share::list(&session.shares)),
         ("ssh alias", alias::name_of(&session.name)),
         (
             "kept",

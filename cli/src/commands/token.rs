@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use carrel_core::model::user::Scope;
 use carrel_proto::v1;
 use clap::Subcommand;
 use serde::Serialize;
@@ -15,6 +16,7 @@ use crate::{output, units, view};
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     carrel token create --label laptop\n  \
+    carrel token create --label ci --scope sessions --ttl 90d\n  \
     carrel token create --user bob --ttl 90d\n  \
     carrel token revoke 3f2a")]
 pub struct TokenArgs {
@@ -37,9 +39,18 @@ pub enum TokenCommand {
         /// How long it is good for
         #[arg(long, value_name = "TIME", value_parser = units::parse_time, default_value = "30d")]
         ttl: Duration,
+        /// What it is good for: read (looking), sessions (opening, entering, stopping them), or full
+        ///
+        /// Only a full one carries your role, makes tokens, keys and shares.
+        #[arg(long, value_name = "SCOPE", default_value = "full")]
+        scope: Scope,
     },
     /// List tokens, without their secrets
-    List,
+    List {
+        /// Everybody's, for administrators
+        #[arg(short, long)]
+        all: bool,
+    },
     /// End a token
     Revoke {
         /// Its id, as listed
@@ -59,11 +70,17 @@ struct Created {
 pub async fn run(context: &Context, args: TokenArgs) -> Result<u8> {
     let mut client = context.client().await?;
     match args.command {
-        TokenCommand::Create { user, label, ttl } => {
+        TokenCommand::Create {
+            user,
+            label,
+            ttl,
+            scope,
+        } => {
             let request = v1::CreateTokenRequest {
                 user,
                 label,
                 ttl_s: ttl.as_secs(),
+                scope: v1::TokenScope::from(scope).into(),
             };
             let made = client.create_token(request).await?.into_inner();
             if context.json() {
@@ -76,15 +93,17 @@ pub async fn run(context: &Context, args: TokenArgs) -> Result<u8> {
             if let Some(info) = made.info {
                 let expires = units::rfc3339(info.expires_ms);
                 say(format_args!(
-                    "carrel: token {} of {}, good until {expires}; it is shown only now:",
-                    info.id, info.user
+                    "carrel: token {} of {}, scope {}, good until {expires}; it is shown only now:",
+                    info.id,
+                    info.user,
+                    view::token_scope(info.scope())
                 ));
             }
             output::text(format_args!("{}\n", made.token))?;
         }
-        TokenCommand::List => {
+        TokenCommand::List { all } => {
             let tokens = client
-                .list_tokens(v1::ListTokensRequest {})
+                .list_tokens(v1::ListTokensRequest { all_users: all })
                 .await?
                 .into_inner()
                 .tokens;
@@ -92,10 +111,8 @@ pub async fn run(context: &Context, args: TokenArgs) -> Result<u8> {
                 output::json(&tokens.into_iter().map(view::Token::from).collect::<Vec<_>>())?;
                 return Ok(0);
             }
-            let rows = tokens
-                .into_iter()
-                .map(|t| [t.id, t.user, units::rfc3339(t.expires_ms), t.label]);
-            output::text(output::table(["ID", "USER", "EXPIRES", "LABEL"], rows))?;
+            let header = ["ID", "USER", "SCOPE", "EXPIRES", "LAST USED", "LABEL"];
+            output::text(output::table(header, tokens.into_iter().map(row)))?;
         }
         TokenCommand::Revoke { id } => {
             client
@@ -105,4 +122,14 @@ pub async fn run(context: &Context, args: TokenArgs) -> Result<u8> {
         }
     }
     Ok(0)
+}
+
+fn row(token: v1::TokenInfo) -> [String; 6] {
+    let used = token.last_used_ms.map_or_else(
+        || "never".to_owned(),
+        |at| format!("{} from {}", units::rfc3339(at), token.last_used_from),
+    );
+    let scope = view::token_scope(token.scope()).to_owned();
+    let expires = units::rfc3339(token.expires_ms);
+    [token.id, token.user, scope, expires, used, token.label]
 }

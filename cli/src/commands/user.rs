@@ -1,5 +1,9 @@
 //! `carrel user`: the broker's directory of users, for administrators.
 
+use std::collections::BTreeMap;
+use std::str::FromStr;
+
+use carrel_core::model::user::Role;
 use carrel_proto::v1;
 use clap::Subcommand;
 
@@ -10,7 +14,9 @@ use crate::{output, view};
 /// Administer users of the broker's directory.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
-    carrel user add alice --uid 1001 --gid 1001 --home /home/alice\n  carrel user list")]
+    carrel user add alice --uid 1001 --gid 1001:staff --groups 2000:lab,2001\n  \
+    carrel user role alice operator\n  \
+    carrel user list")]
 pub struct UserArgs {
     /// What to do.
     #[command(subcommand)]
@@ -22,6 +28,18 @@ pub struct UserArgs {
 pub enum UserCommand {
     /// Create a user, or change one
     Add(AddArgs),
+    /// Change what a user may do to the cluster
+    ///
+    /// An operator runs it: nodes, everybody's jobs, the audit log. An administrator also decides
+    /// who may what: users, roles, others' tokens.
+    Role {
+        /// Login name
+        #[arg(value_name = "NAME", value_parser = parse_user)]
+        name: String,
+        /// user, operator or admin
+        #[arg(value_name = "ROLE")]
+        role: Role,
+    },
     /// List users
     List,
 }
@@ -35,21 +53,42 @@ pub struct AddArgs {
     /// Numeric user id
     #[arg(long, value_name = "UID")]
     pub uid: u32,
-    /// Numeric primary group id [default: the uid]
-    #[arg(long, value_name = "GID")]
-    pub gid: Option<u32>,
-    /// Supplementary group ids
-    #[arg(long, value_name = "GID,…", value_delimiter = ',')]
-    pub groups: Vec<u32>,
+    /// Primary group: its id, and its name where the broker's machine does not know it [default: the uid]
+    #[arg(long, value_name = "GID[:NAME]")]
+    pub gid: Option<Group>,
+    /// Supplementary groups
+    #[arg(long, value_name = "GID[:NAME],…", value_delimiter = ',')]
+    pub groups: Vec<Group>,
     /// Home directory, on nodes and in containers [default: /home/NAME]
     #[arg(long, value_name = "PATH")]
     pub home: Option<String>,
     /// Login shell [default: what the image has]
     #[arg(long, value_name = "PATH", default_value = "", hide_default_value = true)]
     pub shell: String,
-    /// May administer the cluster
-    #[arg(long)]
-    pub admin: bool,
+    /// What they may do to the cluster: user, operator or admin
+    #[arg(long, value_name = "ROLE", default_value = "user")]
+    pub role: Role,
+}
+
+/// A group: `2000` or `2000:lab`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Group {
+    id: u32,
+    name: Option<String>,
+}
+
+impl FromStr for Group {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (id, name) = text
+            .split_once(':')
+            .map_or((text, None), |(id, name)| (id, Some(name.to_owned())));
+        match id.parse() {
+            Ok(id) if name.as_deref() != Some("") => Ok(Self { id, name }),
+            Ok(_) | Err(_) => Err(format!("{text:?} is no group: 2000, or 2000:lab")),
+        }
+    }
 }
 
 fn parse_user(text: &str) -> Result<String, String> {
@@ -64,14 +103,21 @@ pub async fn run(context: &Context, args: UserArgs) -> Result<u8> {
     let users = match args.command {
         UserCommand::Add(user) => {
             let home = user.home.unwrap_or_else(|| format!("/home/{}", user.name));
+            let gid = user.gid.unwrap_or(Group {
+                id: user.uid,
+                name: None,
+            });
+            let named = user.groups.iter().chain([&gid]);
+            let names = named.filter_map(|group| Some((group.id, group.name.clone()?)));
             let user = v1::User {
-                gid: user.gid.unwrap_or(user.uid),
+                group_names: names.collect::<BTreeMap<_, _>>(),
+                gid: gid.id,
                 name: user.name,
                 uid: user.uid,
-                groups: user.groups,
+                groups: user.groups.iter().map(|group| group.id).collect(),
                 home,
                 shell: user.shell,
-                admin: user.admin,
+                role: v1::Role::from(user.role).into(),
             };
             vec![
                 client
@@ -79,6 +125,13 @@ pub async fn run(context: &Context, args: UserArgs) -> Result<u8> {
                     .await?
                     .into_inner(),
             ]
+        }
+        UserCommand::Role { name, role } => {
+            let request = v1::SetUserRoleRequest {
+                user: name,
+                role: v1::Role::from(role).into(),
+            };
+            vec![client.set_user_role(request).await?.into_inner()]
         }
         UserCommand::List => {
             client
@@ -93,7 +146,7 @@ pub async fn run(context: &Context, args: UserArgs) -> Result<u8> {
         return Ok(0);
     }
     let rows = users.into_iter().map(|u| {
-        let role = if u.admin { "admin" } else { "" };
+        let role = view::role(u.role());
         [
             u.name,
             u.uid.to_string(),

@@ -49,7 +49,7 @@ impl Access {
             broker: self.broker.clone(),
             session: self.name_for(session),
             rank,
-            user: self.ssh_user.clone(),
+            user: self.user_in(session),
             host_principal: session.host_principal.clone(),
             cluster: self.cluster_dir.clone(),
             start: true,
@@ -63,12 +63,21 @@ impl Access {
         let entry = alias::Entry {
             cluster: self.cluster.id.clone(),
             broker: self.broker.clone(),
-            user: self.ssh_user.clone(),
+            user: self.user_in(session),
             host_principal: session.host_principal.clone(),
             nodes: request.map_or(1, |request| request.nodes.max(1)),
         };
         alias::add(&self.dir, &self.carrel, &name, entry)?;
         Ok(alias::name_of(&name))
+    }
+
+    /// Whom one is inside a session: oneself in one's own, its owner in one that is shared.
+    fn user_in(&self, session: &v1::Session) -> String {
+        if self.is_own(session) {
+            self.ssh_user.clone()
+        } else {
+            session.user.clone()
+        }
     }
 
     /// Our SSH config, for the user's to include.
@@ -78,15 +87,15 @@ impl Access {
 
     /// Another user's session is named with its owner.
     fn name_for(&self, session: &v1::Session) -> String {
-        let own = self
-            .cluster
-            .user
-            .as_ref()
-            .is_none_or(|user| user.name == session.user);
-        if own {
+        if self.is_own(session) {
             session.name.clone()
         } else {
             format!("{}.{}", session.name, session.user)
         }
+    }
+
+    fn is_own(&self, session: &v1::Session) -> bool {
+        let user = self.cluster.user.as_ref();
+        user.is_none_or(|user| user.name == session.user)
     }
 }

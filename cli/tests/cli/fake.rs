@@ -331,6 +331,57 @@ impl Broker for Service {
         Ok(Response::new(v1::RemoveSessionResponse {}))
     }
 
+    async fn share_session(&self, request: Request<v1::ShareSessionRequest>) -> Answer<v1::Session> {
+        let request = request.into_inner();
+        let mut session = self.session(&request.name)?;
+        let (user, mode) = (request.user.clone(), request.mode);
+        session.shares.push(v1::Share { user, mode });
+        self.world.send_modify(|world| {
+            let mode = request.mode().as_str_name();
+            world
+                .calls
+                .push(format!("share {} with {} {mode}", session.name, request.user));
+            world.session = Some(session.clone());
+        });
+        Ok(Response::new(session))
+    }
+
+    async fn unshare_session(&self, request: Request<v1::UnshareSessionRequest>) -> Answer<v1::Session> {
+        let request = request.into_inner();
+        let mut session = self.session(&request.name)?;
+        session.shares.retain(|share| share.user != request.user);
+        self.world.send_modify(|world| {
+            world
+                .calls
+                .push(format!("unshare {} with {}", session.name, request.user));
+            world.session = Some(session.clone());
+        });
+        Ok(Response::new(session))
+    }
+
+    async fn set_user_role(&self, _: Request<v1::SetUserRoleRequest>) -> Answer<v1::User> {
+        Self::not_here()
+    }
+
+    type ReadAuditStream = Pin<Box<dyn Stream<Item = Result<v1::AuditRecord, Status>> + Send>>;
+
+    async fn read_audit(&self, request: Request<v1::ReadAuditRequest>) -> Answer<Self::ReadAuditStream> {
+        let request = request.into_inner();
+        let asked = format!("audit user={} action={}", request.user, request.action);
+        self.world.send_modify(|world| world.calls.push(asked));
+        let record = v1::AuditRecord {
+            number: 4,
+            at_ms: 1_767_225_600_000,
+            user: "alice".into(),
+            origin: "uid 1001".into(),
+            action: "share".into(),
+            subject: "session dev.alice".into(),
+            outcome: "done".into(),
+            detail: "with bob, ro".into(),
+        };
+        Ok(Response::new(Box::pin(tokio_stream::once(Ok(record)))))
+    }
+
     async fn open_stream(&self, request: Request<v1::OpenStreamRequest>) -> Answer<v1::OpenStreamResponse> {
         let session = self.session(&request.get_ref().name)?;
         if session.state() != SessionState::Running {

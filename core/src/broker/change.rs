@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::model::audit::AuditRecord;
 use crate::model::ids::{ClusterId, Incarnation, JobKey, NodeName, SessionId, UserName};
 use crate::model::job::Job;
 use crate::model::node::NodeRecord;
 use crate::model::session::Session;
+use crate::model::time::Timestamp;
 use crate::model::user::{ApiToken, NodeToken, User};
 
 /// The cluster itself.
@@ -60,4 +62,9 @@ pub enum Change {
     PutTombstone(NodeName, JobKey),
     /// It has.
     DeleteTombstone(NodeName, JobKey),
+    /// Added to the audit log, which is not read back at a start.
+    Audit(Box<AuditRecord>),
+    /// Records of the audit log are dropped: those from before this, and of the rest all but the
+    /// newest so many.
+    TrimAudit(Timestamp, u64),
 }

@@ -4,20 +4,36 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::model::audit::{AuditRecord, Origin};
 use crate::model::ids::{BadName, JobId, JobKey, NodeName, SessionId, SessionName, UserName};
 use crate::model::node::Observed;
 use crate::model::resources::ResourceRequest;
-use crate::model::session::SessionSpec;
+use crate::model::session::{SessionSpec, Share};
 use crate::model::time::Timestamp;
-use crate::model::user::{ApiToken, NodeToken, User};
+use crate::model::user::{ApiToken, NodeToken, Role, User};
 
 /// Who asks: authenticated by the shell.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Caller {
     /// The user.
     pub user: UserName,
-    /// May administer the cluster.
-    pub admin: bool,
+    /// What they may do to the cluster, by this way in.
+    pub role: Role,
+    /// From where.
+    pub origin: Origin,
+}
+
+/// Somebody has proved who they are and gets a token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SignIn {
+    /// How: "SSH key SHA256:…", "OpenID Connect".
+    pub method: String,
+    /// From where.
+    pub origin: Origin,
+    /// The token that they get.
+    pub token: ApiToken,
+    /// The role that whoever vouches for them says they have; none: it does not say.
+    pub role: Option<Role>,
 }
 
 /// A session as users name it.
@@ -72,6 +88,10 @@ pub enum Input {
     StopSession(Caller, SessionRef, Option<JobId>),
     /// End a session's live job, and forget the session.
     RemoveSession(Caller, SessionRef),
+    /// Share a session with a user, or change how far.
+    ShareSession(Caller, SessionRef, UserName, Share),
+    /// Take that back.
+    UnshareSession(Caller, SessionRef, UserName),
     /// A node spoke.
     Observed(Arc<Observed>),
     /// The same, while nothing can be written: it keeps its lease, and everything else waits for
@@ -93,6 +113,8 @@ pub enum Input {
         node: NodeName,
         /// Serial of the certificate that it is to get, hexadecimal.
         certificate: String,
+        /// From where.
+        origin: Origin,
     },
     /// A node gets a new certificate in place of its old one.
     RenewNode {
@@ -125,6 +147,8 @@ pub enum Input {
     /// Create or change a user of the directory. By administrators, or by the
     /// shell (no caller) for a user that the name service knows.
     PutUser(Option<Caller>, User),
+    /// Change a user's role.
+    SetUserRole(Caller, UserName, Role),
     /// Register a plain SSH key for the caller.
     AddSshKey(Caller, Arc<str>),
     /// Take one back.
@@ -133,6 +157,12 @@ pub enum Input {
     CreateToken(Caller, ApiToken),
     /// By its id.
     RevokeToken(Caller, Arc<str>),
+    /// A token was used: its id, and from where. Kept now and then only.
+    UseToken(Arc<str>, Origin),
+    /// Somebody signed in.
+    SignIn(Box<SignIn>),
+    /// Something happened that the shell decided, and that the audit log is to hold.
+    Note(Box<AuditRecord>),
 }
 
 /// What is answered after the commit.

@@ -5,6 +5,7 @@
 //! the state and harmless when repeated; there is no outbox. [`State`] is a
 //! persistent structure: cloning it is cheap, and a clone is a snapshot for readers.
 
+mod audit;
 mod change;
 mod check;
 mod desired;
@@ -13,6 +14,7 @@ mod input;
 mod names;
 mod on;
 mod reject;
+mod rights;
 mod schedule;
 mod settings;
 mod state;
@@ -26,8 +28,9 @@ use std::sync::Arc;
 pub use change::{Change, ClusterRecord};
 pub use check::{Violation, check};
 pub use found::{FoundJob, FoundPart, found_jobs, found_on};
-pub use input::{Caller, Input, OpenSession, Reply, SessionRef};
+pub use input::{Caller, Input, OpenSession, Reply, SessionRef, SignIn};
 pub use reject::{Reject, RejectKind};
+pub use rights::{Call, Needs};
 pub use settings::Settings;
 pub use state::{NodeLink, NodeUsage, State};
 pub use view::{
@@ -35,6 +38,7 @@ pub use view::{
     state_reason,
 };
 
+use crate::model::audit::Action;
 use crate::model::ids::NodeName;
 use crate::model::node::Desired;
 use crate::model::time::Timestamp;
@@ -69,6 +73,8 @@ pub struct Broker {
 /// The output under construction.
 #[derive(Clone, Debug, Default)]
 struct Pending {
+    /// The time of the input.
+    now: Timestamp,
     changes: Vec<Change>,
     effects: BTreeSet<Effect>,
     /// What is free, or who may have it, has changed: a pass is due before the input is done.
@@ -90,25 +96,31 @@ impl Broker {
         now: Timestamp,
     ) -> (Self, Vec<Change>) {
         let state = State::start(settings, records, new_cluster, nonce, now);
-        let changes = vec![Change::PutCluster(state.cluster.clone())];
-        (
-            Self {
-                state,
-                output: Pending::default(),
-            },
-            changes,
-        )
+        let mut broker = Self {
+            state,
+            output: Pending::default(),
+        };
+        broker.output.now = now;
+        broker.put_cluster();
+        let incarnation = broker.state.cluster.incarnation.number;
+        let subject = format!("cluster {}", broker.state.cluster.id);
+        broker.audit_own(None, Action::BrokerStart, subject, format!("start {incarnation}"));
+        broker.trim_audit(now);
+        let output = std::mem::take(&mut broker.output);
+        (broker, output.changes)
     }
 
     /// Handles one input. A rejected input has changed nothing.
     pub fn handle(&mut self, now: Timestamp, input: Input) -> Result<Output, Reject> {
         let before = self.state.clone();
+        self.output.now = now;
         match self.dispatch(now, input) {
             Ok(reply) => {
                 if std::mem::take(&mut self.output.room) {
                     self.schedule(now);
                 }
                 let Pending {
+                    now: _,
                     changes,
                     effects,
                     room: _,

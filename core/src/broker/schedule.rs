@@ -1,7 +1,9 @@
 //! One scheduling pass: gives free resources to pending jobs.
 
+use super::audit::{job_subject, units};
 use super::state::State;
 use super::{Broker, Reject, RejectKind};
+use crate::model::audit::Action;
 use crate::model::ids::{JobId, NodeName, SessionId};
 use crate::model::job::{Job, Phase, Placed, RankStatus};
 use crate::model::resources::{Allocation, ResourceRequest};
@@ -102,6 +104,13 @@ impl Broker {
             deadline: now.after(job.time_limit),
             ending: None,
         };
+        let detail = units(&placed);
+        self.audit_own(
+            Some(job.owner.clone()),
+            Action::JobStart,
+            job_subject(job),
+            detail,
+        );
         self.put_job(Job {
             phase: Phase::Placed(placed),
             ..job.clone()

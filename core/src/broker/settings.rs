@@ -38,6 +38,8 @@ pub struct Settings {
     pub memory: u64,
     /// What users may have.
     pub policy: Policy,
+    /// How long records of the audit log are kept.
+    pub audit_retention: Duration,
 }
 
 impl Default for Settings {
@@ -57,6 +59,7 @@ impl Default for Settings {
             cpus: 2,
             memory: 4 * GIB,
             policy: Policy::default(),
+            audit_retention: Duration::from_hours(400 * 24),
         }
     }
 }

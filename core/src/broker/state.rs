@@ -65,6 +65,8 @@ pub struct State {
     pub next_generation: Generation,
     /// When this process started.
     pub started: Timestamp,
+    /// When the audit log was last trimmed.
+    pub audit_trimmed: Timestamp,
 }
 
 /// What live jobs hold on a node.
@@ -160,6 +162,7 @@ impl State {
             links: OrdMap::new(),
             next_generation: Generation::default(),
             started: now,
+            audit_trimmed: now,
         };
         for record in records {
             state.apply(record);
@@ -228,6 +231,8 @@ impl State {
             Change::DeleteTombstone(node, key) => {
                 self.tombstones.remove(&(node, key));
             }
+            // The log is not a part of the state.
+            Change::Audit(_) | Change::TrimAudit(..) => {}
         }
     }
 
@@ -410,6 +415,7 @@ impl State {
         });
         let tokens = self.node_tokens.values().map(|token| token.expires);
         let tokens = tokens.chain(self.tokens.values().map(|token| token.expires));
-        job.into_iter().chain(nodes).chain(tokens).min()
+        let trim = self.audit_trimmed.after(super::on::AUDIT_TRIM);
+        job.into_iter().chain(nodes).chain(tokens).chain([trim]).min()
     }
 }

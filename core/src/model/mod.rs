@@ -1,5 +1,6 @@
 //! The vocabulary: what a cluster is made of.
 
+pub mod audit;
 pub mod gpu;
 pub mod ids;
 pub mod job;

@@ -64,6 +64,26 @@ pub struct Mount {
     pub read_only: bool,
 }
 
+/// How far a session is shared with somebody; the second includes the first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Share {
+    /// To look at: its record, and its terminals without typing.
+    ReadOnly,
+    /// To enter as its owner's user.
+    Full,
+}
+
+impl Share {
+    /// For people, and as it is written: "bob:ro".
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::ReadOnly => "ro",
+            Self::Full => "full",
+        }
+    }
+}
+
 /// A session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Session {
@@ -87,4 +107,6 @@ pub struct Session {
     pub kept_on: Vec<NodeName>,
     /// The client's key of the request that last started it.
     pub request_key: String,
+    /// With whom it is shared, and how far.
+    pub shares: BTreeMap<UserName, Share>,
 }

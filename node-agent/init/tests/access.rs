@@ -46,6 +46,70 @@ fn certificates_enter_only_if_all_about_them_is_right() {
     assert!(enters(&world, &[]));
 }
 
+/// Somebody the session is shared with enters as its user, and is cut off when that is taken back;
+/// others stay.
+#[test]
+fn a_share_that_is_taken_back_ends_what_came_by_it() {
+    let world = World::start();
+    let mut control = world.control();
+    let share = |control: &mut support::Control, full: &[&str], looks_on: &[&str]| {
+        let mut config = world.config();
+        let ssh = config.ssh.as_mut().unwrap();
+        let names = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
+        ssh.principals.extend(names(full));
+        ssh.read_only_principals = names(looks_on);
+        control.send(&InitRequest {
+            config: Some(config),
+            ..InitRequest::default()
+        });
+    };
+    let stays = |world: &World| {
+        let mut client = world.client("ssh");
+        client.args(["s", "echo in; exec cat"]);
+        client
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped());
+        client.spawn().unwrap()
+    };
+    let mut alice = stays(&world);
+    support::wait_for("alice is in", || {
+        world.log().matches("entered by certificate").count() == 1
+    });
+    share(&mut control, &["bob"], &["carol"]);
+    world.certify("user", &["-n", "bob"]);
+    support::wait_for("bob may enter", || enters(&world, &[]));
+    let mut bob = stays(&world);
+    control.until(|status| status.connections == 2);
+
+    // Looking on: nothing runs, nothing is forwarded, no files.
+    world.certify("user", &["-n", "carol"]);
+    let output = world.ssh(&["s", "echo in"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        output.stdout.is_empty() && said.contains("read-only"),
+        "{said}\n{}",
+        world.log()
+    );
+    assert!(!world.ssh(&["-W", "127.0.0.1:1", "s"]).status.success());
+    assert!(!world.ssh(&["-s", "s", "sftp"]).status.success());
+    assert!(
+        !world
+            .ssh(&["-N", "-o", "ExitOnForwardFailure=yes", "-R", "0:127.0.0.1:1", "s"])
+            .status
+            .success()
+    );
+
+    share(&mut control, &[], &["carol"]);
+    assert_eq!(bob.wait().unwrap().code(), Some(255), "cut off");
+    world.certify("user", &["-n", "bob"]);
+    assert!(!enters(&world, &[]));
+    control.until(|status| status.connections == 1);
+    assert!(alice.try_wait().unwrap().is_none(), "she stays");
+    drop(alice.stdin.take());
+    assert!(alice.wait().unwrap().success());
+    control.finish();
+}
+
 #[test]
 fn plain_keys_enter_if_registered() {
     let world = World::start();

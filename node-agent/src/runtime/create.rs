@@ -7,8 +7,8 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
-use carrel_proto::v1::InitConfig;
 use carrel_core::model::ids::JobKey;
+use carrel_proto::v1::InitConfig;
 use containerd_client::services::v1::container::Runtime as RuntimeName;
 use containerd_client::services::v1::snapshots::{
     MountsRequest, PrepareSnapshotRequest, StatSnapshotRequest,
@@ -406,10 +406,9 @@ fn write_job_dir(
     fs::create_dir(&etc)?;
     let identity = &spec.identity;
     let group_name = |gid: u32| {
-        nix::unistd::Group::from_gid(gid.into())
-            .ok()
-            .flatten()
-            .map(|group| group.name)
+        let of_host = || nix::unistd::Group::from_gid(gid.into()).ok().flatten();
+        let given = identity.group_names.get(&gid).cloned();
+        given.or_else(|| of_host().map(|group| group.name))
     };
     let resolv = fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
     let upstream = fs::read_to_string(UPSTREAM_RESOLV_CONF).ok();

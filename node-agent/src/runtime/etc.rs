@@ -62,7 +62,7 @@ pub(super) fn passwd(image: Option<&str>, identity: &Identity, shell: &str) -> S
 }
 
 /// group: the image's, the user's primary group, and the user in each supplementary one.
-/// `name_of` says what the host calls a group.
+/// `name_of` says what the cluster, or else the host, calls a group.
 pub(super) fn group(
     image: Option<&str>,
     identity: &Identity,

@@ -9,6 +9,7 @@ mod desired;
 mod inventory;
 mod observed;
 mod request;
+mod rights;
 
 use carrel_core::model::ids::{BadName, ClusterId, Incarnation, SessionId};
 use thiserror::Error;

@@ -7,10 +7,11 @@ use std::time::Duration;
 use carrel_core::broker::{
     Broker, Caller, Change, Effect, Input, OpenSession, Output, Reject, Reply, Settings,
 };
+use carrel_core::model::audit::Origin;
 use carrel_core::model::ids::{ClusterId, JobId, JobKey, NodeName};
 use carrel_core::model::job::JobState;
 use carrel_core::model::time::Timestamp;
-use carrel_core::model::user::{NodeToken, User};
+use carrel_core::model::user::{NodeToken, Role, User};
 
 use super::clock::BrokerClock;
 use super::count::Counts;
@@ -151,7 +152,8 @@ pub(super) fn cluster() -> ClusterId {
 pub(super) fn caller(name: &str) -> Caller {
     Caller {
         user: name.parse().expect("a user name"),
-        admin: name == "root",
+        role: if name == "root" { Role::Admin } else { Role::User },
+        origin: Origin::Local(0),
     }
 }
 
@@ -165,9 +167,10 @@ pub(super) fn user(number: usize) -> User {
         uid: 1000 + number as u32,
         gid: 1000,
         groups: vec![],
+        group_names: BTreeMap::new(),
         home: format!("/home/{name}"),
         shell: String::new(),
-        admin: false,
+        role: Role::User,
         ssh_keys: vec![],
     }
 }
@@ -195,6 +198,7 @@ pub(super) fn fresh_store(id: ClusterId, nodes: u64, nonce: u64, now: Timestamp)
             token: hash,
             node: name.parse().expect("a node name"),
             certificate: name,
+            origin: Origin::Local(0),
         });
     }
     (broker, store)

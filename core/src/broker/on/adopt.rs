@@ -7,13 +7,14 @@ use crate::broker::change::Change;
 use crate::broker::found::{FoundPart, parts_of};
 use crate::broker::input::Caller;
 use crate::broker::state::{NodeLink, State};
-use crate::broker::{Broker, Reject, RejectKind, Reply};
+use crate::broker::{Broker, Call, Reject, RejectKind, Reply};
+use crate::model::audit::Action;
 use crate::model::gpu::Inventory;
 use crate::model::ids::{ClusterId, JobKey, NodeName, SessionId, SessionName, UserName};
 use crate::model::job::{Job, JobKind, Phase, Placed, RankStatus};
 use crate::model::node::{NodeRecord, ObservedPhase};
 use crate::model::resources::{Allocation, NodeAllocation, ResourceRequest};
-use crate::model::session::{Session, SessionSpec};
+use crate::model::session::{ContainerOptions, Session, SessionSpec};
 use crate::model::time::Timestamp;
 
 impl Broker {
@@ -63,12 +64,13 @@ impl Broker {
     }
 
     pub(super) fn on_adopt_node(&mut self, caller: &Caller, name: &NodeName) -> Result<Reply, Reject> {
-        caller.must_administer()?;
+        caller.must(Call::UpdateNode)?;
         let record = NodeRecord {
             found: None,
             ..(**self.state.node_named(name)?).clone()
         };
         self.put_node(record);
+        self.audit(caller, Action::NodeAdopt, format!("node {name}"), "");
         self.output.room = true;
         Ok(Reply::Done)
     }
@@ -79,13 +81,14 @@ impl Broker {
         caller: &Caller,
         key: JobKey,
     ) -> Result<Reply, Reject> {
-        caller.must_administer()?;
-        self.adopt_job(now, key)
-            .map(|session| Reply::Session(session, false))
+        caller.must(Call::AdoptFound)?;
+        let session = self.adopt_job(now, key)?;
+        self.audit(caller, Action::FoundAdopt, format!("job {key}"), "");
+        Ok(Reply::Session(session, false))
     }
 
     pub(super) fn on_end_found(&mut self, caller: &Caller, key: JobKey) -> Result<Reply, Reject> {
-        caller.must_administer()?;
+        caller.must(Call::EndFound)?;
         let parts = parts_of(&self.state, key);
         if parts.is_empty() {
             return Err(nothing_found(key));
@@ -96,6 +99,7 @@ impl Broker {
                 self.touch(&part.node);
             }
         }
+        self.audit(caller, Action::FoundEnd, format!("job {key}"), "");
         Ok(Reply::Done)
     }
 
@@ -179,6 +183,7 @@ impl Broker {
                 time_limit: placed.deadline.since(placed.started).max(Duration::from_mins(1)),
                 env: std::collections::BTreeMap::new(),
                 workdir: String::new(),
+                container: ContainerOptions::default(),
             },
             created: now,
             ephemeral: false,
@@ -186,6 +191,7 @@ impl Broker {
             job: Some(key.job),
             kept_on: nodes.collect(),
             request_key: String::new(),
+            shares: std::collections::BTreeMap::new(),
         }
     }
 
@@ -264,6 +270,7 @@ impl State {
             ready: part.seen.phase == ObservedPhase::Ready,
             released: false,
             host_key: part.seen.host_key.clone(),
+            containment: part.seen.containment,
         });
         Ok(Adoptable {
             owner,

@@ -1,19 +1,22 @@
-//! Users, their keys and their tokens.
+//! Users, their roles and their keys.
 
 use std::sync::Arc;
 
 use crate::broker::change::Change;
 use crate::broker::input::Caller;
-use crate::broker::{Broker, Reject, RejectKind, Reply};
-use crate::model::user::{ApiToken, User};
+use crate::broker::{Broker, Call, Reject, RejectKind, Reply};
+use crate::model::audit::Action;
+use crate::model::ids::UserName;
+use crate::model::job::Job;
+use crate::model::user::{Role, User};
 
-/// SSH keys and API tokens that one user may have.
+/// SSH keys that one user may have.
 const MAX_KEYS: usize = 64;
 
 impl Broker {
     pub(super) fn on_put_user(&mut self, caller: Option<&Caller>, mut user: User) -> Result<Reply, Reject> {
         if let Some(caller) = caller {
-            caller.must_administer()?;
+            caller.must(Call::PutUser)?;
         }
         let taken = self
             .state
@@ -30,17 +33,48 @@ impl Broker {
             user.ssh_keys.clone_from(&old.ssh_keys);
             if caller.is_none() {
                 // The name service does not know who administers this cluster.
-                user.admin |= old.admin;
+                user.role = old.role;
             }
             if **old == user {
                 return Ok(Reply::Done);
             }
         }
+        let detail = format!("uid {}, gid {}, role {}", user.uid, user.gid, user.role);
+        let subject = format!("user {}", user.name);
+        match caller {
+            Some(caller) => self.audit(caller, Action::UserPut, subject, detail),
+            None => self.audit_own(None, Action::UserPut, subject, detail + ", from the name service"),
+        }
         self.put_user(user);
         Ok(Reply::Done)
     }
 
-    fn put_user(&mut self, user: User) {
+    pub(super) fn on_set_role(
+        &mut self,
+        caller: &Caller,
+        name: &UserName,
+        role: Role,
+    ) -> Result<Reply, Reject> {
+        caller.must(Call::SetUserRole)?;
+        let Some(user) = self.state.users.get(name).cloned() else {
+            return Err(
+                Reject::new(RejectKind::NotFound, format!("there is no user {name}"))
+                    .hint("`carrel user list` lists them, `carrel user add` creates one"),
+            );
+        };
+        if user.role == role {
+            return Ok(Reply::Done);
+        }
+        let detail = format!("{role} instead of {}", user.role);
+        self.audit(caller, Action::UserRole, format!("user {name}"), detail);
+        self.put_user(User {
+            role,
+            ..(*user).clone()
+        });
+        Ok(Reply::Done)
+    }
+
+    pub(super) fn put_user(&mut self, user: User) {
         let user = Arc::new(user);
         self.state.users.insert(user.name.clone(), Arc::clone(&user));
         self.record(Change::PutUser(user));
@@ -83,6 +117,7 @@ impl Broker {
             )
             .hint("`carrel key remove` takes one back"));
         }
+        self.audit(caller, Action::KeyAdd, format!("user {}", caller.user), &*key);
         user.ssh_keys.push(key);
         self.put_user(user);
         self.touch_jobs_of(caller);
@@ -97,19 +132,20 @@ impl Broker {
             return Err(Reject::new(RejectKind::NotFound, "that key is not registered")
                 .hint("`carrel key list` lists yours"));
         }
+        self.audit(caller, Action::KeyRemove, format!("user {}", caller.user), &**key);
         self.put_user(user);
         self.touch_jobs_of(caller);
         Ok(Reply::Done)
     }
 
-    /// Who may enter a user's running sessions changed.
+    /// Who may enter a user's running sessions, and those that are shared with them, changed.
     fn touch_jobs_of(&mut self, caller: &Caller) {
         let held: Vec<_> = self
             .state
             .deadlines
             .iter()
             .filter_map(|(_, id)| self.state.jobs.get(id))
-            .filter(|job| job.owner == caller.user)
+            .filter(|job| job.owner == caller.user || self.is_shared(job, &caller.user))
             .filter_map(|job| {
                 job.placed()
                     .map(|placed| (job.id, placed.allocation.nodes.clone()))
@@ -122,58 +158,9 @@ impl Broker {
         }
     }
 
-    pub(super) fn on_create_token(&mut self, caller: &Caller, token: ApiToken) -> Result<Reply, Reject> {
-        if token.user != caller.user {
-            caller.must_administer()?;
-        }
-        if !self.state.users.contains_key(&token.user) {
-            return Err(
-                Reject::new(RejectKind::NotFound, format!("there is no user {}", token.user))
-                    .hint("`carrel user add` creates one"),
-            );
-        }
-        let held = self
-            .state
-            .tokens
-            .values()
-            .filter(|other| other.user == token.user)
-            .count();
-        if held >= MAX_KEYS {
-            return Err(Reject::new(
-                RejectKind::Exhausted,
-                format!("{} has {held} tokens already", token.user),
-            )
-            .hint("`carrel token revoke ID` ends one"));
-        }
-        let token = Arc::new(token);
-        self.state.token_hashes.insert(token.hash, Arc::clone(&token.id));
-        self.state
-            .tokens
-            .insert(Arc::clone(&token.id), Arc::clone(&token));
-        self.record(Change::PutToken(token));
-        Ok(Reply::Done)
-    }
-
-    pub(super) fn on_revoke_token(&mut self, caller: &Caller, id: &Arc<str>) -> Result<Reply, Reject> {
-        let token = self
-            .state
-            .tokens
-            .get(id)
-            .filter(|token| token.user == caller.user || caller.admin);
-        if token.is_none() {
-            return Err(
-                Reject::new(RejectKind::NotFound, format!("there is no token {id}"))
-                    .hint("`carrel token list` lists yours"),
-            );
-        }
-        self.delete_token(id);
-        Ok(Reply::Done)
-    }
-
-    pub(super) fn delete_token(&mut self, id: &Arc<str>) {
-        if let Some(token) = self.state.tokens.remove(id) {
-            self.state.token_hashes.remove(&token.hash);
-            self.record(Change::DeleteToken(Arc::clone(id)));
-        }
+    /// A job of a session that is shared with a user.
+    fn is_shared(&self, job: &Job, user: &UserName) -> bool {
+        let session = job.session.and_then(|id| self.state.sessions.get(&id));
+        session.is_some_and(|session| session.shares.contains_key(user))
     }
 }

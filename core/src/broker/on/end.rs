@@ -3,9 +3,11 @@
 use std::sync::Arc;
 
 use crate::broker::Broker;
+use crate::broker::audit::{job_subject, units};
 use crate::broker::change::Change;
+use crate::model::audit::Action;
 use crate::model::ids::{JobId, NodeName, SessionId};
-use crate::model::job::{Ending, Job, Phase};
+use crate::model::job::{Ending, Job, Phase, Placed};
 use crate::model::time::Timestamp;
 
 impl Broker {
@@ -17,6 +19,7 @@ impl Broker {
         };
         match &job.phase {
             Phase::Pending { .. } => {
+                self.audit_end(&job, &ending, None);
                 self.put_job(Job {
                     phase: Phase::Ended {
                         ending,
@@ -87,6 +90,7 @@ impl Broker {
             return;
         };
         let last = Some(placed.clone());
+        self.audit_end(&job, &ending, last.as_ref());
         self.put_job(Job {
             phase: Phase::Ended {
                 ending,
@@ -96,6 +100,13 @@ impl Broker {
             ..(*job).clone()
         });
         self.after_end(&job);
+    }
+
+    /// Notes that a job is over, and what it held.
+    fn audit_end(&mut self, job: &Job, ending: &Ending, held: Option<&Placed>) {
+        let held = held.map_or_else(|| "it never started".to_owned(), units);
+        let detail = format!("{}: {}; {held}", ending.state.name(), ending.reason);
+        self.audit_own(Some(job.owner.clone()), Action::JobEnd, job_subject(job), detail);
     }
 
     /// What an ended job leaves to do.

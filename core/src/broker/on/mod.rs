@@ -7,7 +7,11 @@ mod node;
 mod observed;
 mod open;
 mod session;
+mod share;
 mod tick;
+mod token;
+
+pub(super) use tick::AUDIT_TRIM;
 
 use super::{Broker, Input, Reject, Reply};
 use crate::model::time::Timestamp;
@@ -19,6 +23,10 @@ impl Broker {
             Input::ExtendSession(caller, session, add) => self.on_extend(&caller, &session, add),
             Input::StopSession(caller, session, job) => self.on_stop(now, &caller, &session, job),
             Input::RemoveSession(caller, session) => self.on_remove(now, &caller, &session),
+            Input::ShareSession(caller, session, user, share) => {
+                self.on_share(&caller, &session, &user, share)
+            }
+            Input::UnshareSession(caller, session, user) => self.on_unshare(&caller, &session, &user),
             Input::Observed(observed) => self.on_observed(now, observed),
             Input::Contact(observed) => self.on_contact(now, &observed),
             Input::Disconnected(node) => self.on_disconnected(&node),
@@ -29,7 +37,8 @@ impl Broker {
                 token,
                 node,
                 certificate,
-            } => self.on_join(now, &token, node, certificate),
+                origin,
+            } => self.on_join(now, &token, node, certificate, origin),
             Input::RenewNode {
                 node,
                 old,
@@ -43,10 +52,17 @@ impl Broker {
             Input::ResumeNode(caller, node) => self.on_drain(&caller, &node, None),
             Input::RemoveNode(caller, node) => self.on_remove_node(&caller, &node),
             Input::PutUser(caller, user) => self.on_put_user(caller.as_ref(), user),
+            Input::SetUserRole(caller, user, role) => self.on_set_role(&caller, &user, role),
             Input::AddSshKey(caller, key) => self.on_add_ssh_key(&caller, key),
             Input::RemoveSshKey(caller, key) => self.on_remove_ssh_key(&caller, &key),
             Input::CreateToken(caller, token) => self.on_create_token(&caller, token),
             Input::RevokeToken(caller, id) => self.on_revoke_token(&caller, &id),
+            Input::UseToken(id, origin) => self.on_use_token(now, &id, origin),
+            Input::SignIn(sign_in) => self.on_sign_in(now, *sign_in),
+            Input::Note(record) => {
+                self.note(*record);
+                Ok(Reply::Done)
+            }
         }
     }
 }

@@ -6,7 +6,8 @@ use crate::broker::change::Change;
 use crate::broker::desired::held_on;
 use crate::broker::input::Caller;
 use crate::broker::state::NodeLink;
-use crate::broker::{Broker, Effect, Reject, RejectKind, Reply};
+use crate::broker::{Broker, Call, Effect, Reject, RejectKind, Reply};
+use crate::model::audit::{Action, AuditRecord, Origin};
 use crate::model::gpu::Inventory;
 use crate::model::ids::NodeName;
 use crate::model::node::NodeRecord;
@@ -23,7 +24,7 @@ impl Broker {
         caller: &Caller,
         token: NodeToken,
     ) -> Result<Reply, Reject> {
-        caller.must_administer()?;
+        caller.must(Call::CreateNodeToken)?;
         if token.expires <= now {
             return Err(Reject::new(
                 RejectKind::Invalid,
@@ -36,6 +37,11 @@ impl Broker {
                 format!("{MAX_NODE_TOKENS} node tokens are open"),
             ));
         }
+        let subject = match &token.node {
+            Some(node) => format!("node {node}"),
+            None => "any node".to_owned(),
+        };
+        self.audit(caller, Action::NodeToken, subject, "");
         let token = Arc::new(token);
         self.state.node_tokens.insert(token.hash, Arc::clone(&token));
         self.record(Change::PutNodeToken(token));
@@ -48,10 +54,11 @@ impl Broker {
         hash: &[u8; 32],
         name: NodeName,
         certificate: String,
+        origin: Origin,
     ) -> Result<Reply, Reject> {
         let refused = |why: String| {
             Err(Reject::new(RejectKind::Denied, why)
-                .hint("an administrator makes a new one with `carrel node token`"))
+                .hint("an operator of the cluster makes a new one with `carrel node token`"))
         };
         let Some(token) = self
             .state
@@ -98,6 +105,14 @@ impl Broker {
         record
             .revoked
             .extend(old.into_iter().filter(|serial| !serial.is_empty()));
+        let detail = format!("joined, serial {certificate}");
+        self.note(AuditRecord::new(
+            None,
+            origin,
+            Action::NodeCertificate,
+            format!("node {name}"),
+            detail,
+        ));
         record.certificate = certificate;
         self.put_node(record);
         if !self.state.links.contains_key(&name) {
@@ -130,6 +145,15 @@ impl Broker {
         record
             .revoked
             .extend(Some(unused).filter(|serial| !serial.is_empty()));
+        let detail = format!("renewed, serial {certificate} after {old}");
+        let origin = Origin::Node(name.clone());
+        self.note(AuditRecord::new(
+            None,
+            origin,
+            Action::NodeCertificate,
+            format!("node {name}"),
+            detail,
+        ));
         record.certificate = certificate;
         old.clone_into(&mut record.former_certificate);
         self.put_node(record);
@@ -142,18 +166,23 @@ impl Broker {
         name: &NodeName,
         reason: Option<String>,
     ) -> Result<Reply, Reject> {
-        caller.must_administer()?;
+        caller.must(Call::UpdateNode)?;
+        let (action, detail) = match &reason {
+            Some(reason) => (Action::NodeDrain, reason.clone()),
+            None => (Action::NodeResume, String::new()),
+        };
         let record = NodeRecord {
             drained: reason,
             ..(**self.state.node_named(name)?).clone()
         };
         self.put_node(record);
+        self.audit(caller, action, format!("node {name}"), detail);
         self.output.room = true;
         Ok(Reply::Done)
     }
 
     pub(super) fn on_remove_node(&mut self, caller: &Caller, name: &NodeName) -> Result<Reply, Reject> {
-        caller.must_administer()?;
+        caller.must(Call::UpdateNode)?;
         self.state.node_named(name)?;
         let held = held_on(&self.state, name);
         if !held.is_empty() {
@@ -164,6 +193,7 @@ impl Broker {
             )
             .hint("drain it, stop them, and then remove it"));
         }
+        self.audit(caller, Action::NodeRemove, format!("node {name}"), "");
         self.state.nodes.remove(name);
         self.state.links.remove(name);
         self.state.usage.remove(name);

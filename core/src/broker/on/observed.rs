@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
+use crate::broker::audit::job_subject;
 use crate::broker::change::Change;
-use crate::broker::desired::{held_on, rank_on};
+use crate::broker::desired::{held_on, host_principals, rank_on};
 use crate::broker::{Broker, Effect, Reject, RejectKind, Reply};
+use crate::model::audit::Action;
 use crate::model::ids::{Generation, Incarnation, JobId, JobKey, NodeName};
 use crate::model::job::{Ending, Job, JobState, Phase, Placed};
 use crate::model::node::{EndCause, NodeRecord, Observed, ObservedJob, ObservedPhase};
@@ -202,6 +204,11 @@ impl Broker {
         status.containment.oom_kills = seen.containment.oom_kills.max(status.containment.oom_kills);
         if status == placed.ranks[rank] {
             return;
+        }
+        if status.host_key != placed.ranks[rank].host_key {
+            let detail = host_principals(&self.state, job, rank).join(" ");
+            let owner = Some(job.owner.clone());
+            self.audit_own(owner, Action::HostCertificate, job_subject(job), detail);
         }
         let mut placed = placed.clone();
         placed.ranks[rank] = status;

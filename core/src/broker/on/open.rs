@@ -1,5 +1,6 @@
 //! A session is to be open: find it or create it, and see that it has a live job.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::broker::input::{Caller, OpenSession};
@@ -146,6 +147,7 @@ impl Broker {
             job: None,
             kept_on: Vec::new(),
             request_key: request.request_key,
+            shares: BTreeMap::new(),
         };
         self.state.cluster.next_session += 1;
         self.submit(now, session, None)?;

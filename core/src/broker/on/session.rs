@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
+use crate::broker::audit::session_subject;
 use crate::broker::input::{Caller, SessionRef};
-use crate::broker::{Broker, Reject, RejectKind, Reply};
+use crate::broker::{Broker, Call, Reject, RejectKind, Reply};
+use crate::model::audit::Action;
 use crate::model::ids::JobId;
 use crate::model::job::{Ending, Job, JobState, Phase};
 use crate::model::time::Timestamp;
@@ -15,8 +17,9 @@ impl Broker {
         wanted: &SessionRef,
         add: Duration,
     ) -> Result<Reply, Reject> {
-        let session = self.state.session_for(caller, wanted)?;
-        let name = session.name.clone();
+        let session = self.state.session_for(caller, wanted, Call::ExtendSession)?;
+        let (name, subject) = (session.name.clone(), session_subject(session));
+        let foreign = session.owner != caller.user;
         let job = self.state.live_job(session).cloned();
         let Some((job, mut placed)) = job.and_then(|job| job.placed().cloned().map(|placed| (job, placed)))
         else {
@@ -58,6 +61,10 @@ impl Broker {
         for node in nodes {
             self.touch_job(&node, job.id);
         }
+        if foreign {
+            let detail = format!("by {} s", add.as_secs());
+            self.audit(caller, Action::SessionExtend, subject, detail);
+        }
         Ok(Reply::Deadline(deadline))
     }
 
@@ -68,12 +75,16 @@ impl Broker {
         wanted: &SessionRef,
         only: Option<JobId>,
     ) -> Result<Reply, Reject> {
-        let session = self.state.session_for(caller, wanted)?;
-        let id = session.id;
+        let session = self.state.session_for(caller, wanted, Call::StopSession)?;
+        let (id, subject) = (session.id, session_subject(session));
+        let foreign = session.owner != caller.user;
         let live = self.state.live_job(session).map(|job| job.id);
         // A stop that is repeated, or comes after the end, finds nothing to do.
         if let Some(job) = live.filter(|job| only.is_none_or(|only| only == *job)) {
             self.stop_job(now, job, &format!("stopped by {}", caller.user));
+            if foreign {
+                self.audit(caller, Action::SessionStop, subject, format!("job {job}"));
+            }
         }
         Ok(Reply::Session(id, false))
     }
@@ -84,8 +95,11 @@ impl Broker {
         caller: &Caller,
         wanted: &SessionRef,
     ) -> Result<Reply, Reject> {
-        let session = self.state.session_for(caller, wanted)?;
+        let session = self.state.session_for(caller, wanted, Call::RemoveSession)?;
         let mut session = (**session).clone();
+        if session.owner != caller.user {
+            self.audit(caller, Action::SessionRemove, session_subject(&session), "");
+        }
         let live = self.state.live_job(&session).map(|job| job.id);
         session.removing = true;
         let id = session.id;

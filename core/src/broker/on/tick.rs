@@ -9,9 +9,17 @@ use crate::model::ids::{JobId, NodeName};
 use crate::model::job::{Ending, JobState};
 use crate::model::time::Timestamp;
 
+/// Between two trims of the audit log: often enough that what is due hardly outlives its time.
+pub(crate) const AUDIT_TRIM: Duration = Duration::from_hours(1);
+/// Records that the audit log keeps at most, whatever their age: some 400 MB of the broker's disk.
+const MAX_AUDIT: u64 = 1_000_000;
+
 impl Broker {
     #[expect(clippy::unnecessary_wraps, reason = "as every input's handler")]
     pub(super) fn on_tick(&mut self, now: Timestamp) -> Result<Reply, Reject> {
+        if self.state.audit_trimmed.after(AUDIT_TRIM) <= now {
+            self.trim_audit(now);
+        }
         self.end_overdue(now);
         self.give_up_lost_nodes(now);
         self.forget_expired_tokens(now);
@@ -28,6 +36,14 @@ impl Broker {
             });
         }
         Reply::Done
+    }
+
+    /// Drops what the audit log need not keep any longer.
+    pub(crate) fn trim_audit(&mut self, now: Timestamp) {
+        self.state.audit_trimmed = now;
+        let retention = u64::try_from(self.state.settings.audit_retention.as_millis()).unwrap_or(u64::MAX);
+        let before = Timestamp(now.0.saturating_sub(retention));
+        self.record(Change::TrimAudit(before, MAX_AUDIT));
     }
 
     fn end_overdue(&mut self, now: Timestamp) {

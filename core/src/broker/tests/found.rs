@@ -26,6 +26,7 @@ fn stranger(world: &World, name: &str) -> ObservedJob {
         nodes: 1,
         started: world.now,
         image: "local/debian".into(),
+        containment: Containment::default(),
     }
 }
 
@@ -73,7 +74,10 @@ fn a_lost_store_is_made_good_by_adopting() {
     assert_eq!((job.state(), job.key()), (JobState::Running, Some(seen.key)));
     let dev = "dev".parse().expect("a name");
     let wanted = SessionRef::Own(dev);
-    let session = world.broker.state().session_for(&caller("alice"), &wanted);
+    let session = world
+        .broker
+        .state()
+        .session_for(&caller("alice"), &wanted, Call::GetSession);
     assert_eq!(session.expect("hers").job, Some(JobId(900)));
     world.restart(9);
     assert_eq!(world.state(JobId(900)), JobState::Running, "it is kept");

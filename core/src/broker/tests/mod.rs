@@ -4,11 +4,15 @@ mod found;
 mod lifecycle;
 mod nodes;
 mod requests;
+mod rights;
+mod sharing;
+mod tokens;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::*;
+use crate::model::audit::Origin;
 use crate::model::gpu::{GpuInfo, Inventory};
 use crate::model::ids::{ClusterId, JobId, NodeName, SessionId, UserName};
 use crate::model::job::{Containment, Job, JobState};
@@ -17,7 +21,7 @@ use crate::model::resources::ResourceRequest;
 use crate::model::session::{ContainerOptions, SessionSpec};
 use crate::model::time::Timestamp;
 use crate::model::topology::{Link, LinkMatrix};
-use crate::model::user::{NodeToken, User};
+use crate::model::user::{NodeToken, Role, User};
 
 /// A broker with its store, and nodes that do what they are told when they are asked to.
 struct World {
@@ -41,7 +45,12 @@ fn settings() -> Settings {
 fn caller(name: &str) -> Caller {
     Caller {
         user: name.parse().expect("a user name"),
-        admin: name == "root",
+        role: match name {
+            "root" => Role::Admin,
+            "ops" => Role::Operator,
+            _ => Role::User,
+        },
+        origin: Origin::Local(0),
     }
 }
 
@@ -118,9 +127,10 @@ impl World {
                 uid,
                 gid: uid,
                 groups: vec![],
+                group_names: BTreeMap::new(),
                 home: format!("/home/{name}"),
                 shell: String::new(),
-                admin: false,
+                role: Role::User,
                 ssh_keys: vec![],
             };
             world.must(Input::PutUser(None, user));
@@ -137,6 +147,7 @@ impl World {
                 token: hash,
                 node: node(name),
                 certificate: format!("{number:x}"),
+                origin: Origin::Local(0),
             });
             world.report(name, vec![]);
         }

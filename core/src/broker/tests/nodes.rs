@@ -159,6 +159,7 @@ fn a_join_token_is_good_once() {
         token: [9; 32],
         node: node(name),
         certificate: "aa".into(),
+        origin: Origin::Local(0),
     };
     assert!(world.handle(join("other")).is_err(), "it is for another node");
     world.must(join("n9"));

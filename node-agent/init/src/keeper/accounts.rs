@@ -185,6 +185,7 @@ mod tests {
             home: "/home/alice".into(),
             shell: "/bin/bash".into(),
             group_name: "users".into(),
+            ..Identity::default()
         }
     }
 

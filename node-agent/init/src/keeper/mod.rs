@@ -5,8 +5,8 @@
 //! what the server says is checked as a stranger's message would be.
 
 mod accounts;
-mod kept;
 mod fence;
+mod kept;
 mod privileges;
 mod processes;
 mod run;

@@ -1,6 +1,6 @@
 //! Accepting SSH connections, and their beginning and end.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use russh::Disconnect;
@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{Instrument, info, info_span, warn};
 
+use super::auth::Way;
 use super::connection::Connection;
 use super::shared::Shared;
 use super::streams::Streams;
@@ -100,6 +101,19 @@ async fn certified(shared: &Shared) {
     while !shared.settings().has_host_certificate() && changes.changed().await.is_ok() {}
 }
 
+/// Waits until somebody who got in would get in no more.
+async fn expelled(shared: &Shared, way: &OnceLock<Way>) {
+    let mut changes = shared.watch();
+    while way
+        .get()
+        .is_none_or(|way| shared.settings().access.still_admits(way))
+    {
+        if changes.changed().await.is_err() {
+            return std::future::pending().await;
+        }
+    }
+}
+
 /// What every connection needs.
 #[derive(Clone)]
 struct Server {
@@ -149,7 +163,13 @@ impl Server {
         let _guard = ended.clone().drop_guard();
         let authenticated = Arc::new(Notify::new());
         let config = Arc::clone(&self.shared.settings().ssh);
-        let handler = Connection::new(self.shared, ended, Arc::clone(&authenticated));
+        let way = Arc::new(OnceLock::new());
+        let handler = Connection::new(
+            Arc::clone(&self.shared),
+            ended,
+            Arc::clone(&authenticated),
+            Arc::clone(&way),
+        );
         let begin = russh::server::run_stream(config, transport, handler);
         let mut running = tokio::time::timeout(HANDSHAKE, begin).await??;
         let handle = running.handle();
@@ -163,17 +183,18 @@ impl Server {
             }
             () = self.ending.cancelled() => {}
         }
-        tokio::select! {
+        // The others only wait.
+        let why = tokio::select! {
             result = &mut running => return result,
-            () = self.ending.cancelled() => {}
-        }
+            () = self.ending.cancelled() => "the session has ended",
+            () = expelled(&self.shared, &way) => {
+                info!("cut off: may not enter any more");
+                "you may not enter this session any more"
+            }
+        };
         // It may have ended just now.
         let _ = handle
-            .disconnect(
-                Disconnect::ByApplication,
-                "the session has ended".into(),
-                String::new(),
-            )
+            .disconnect(Disconnect::ByApplication, why.into(), String::new())
             .await;
         tokio::select! {
             result = &mut running => return result,

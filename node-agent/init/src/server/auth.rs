@@ -25,16 +25,49 @@ pub struct Permissions {
     pub agent: bool,
     /// Runs in place of whatever is asked.
     pub forced_command: Option<String>,
+    /// Looks on: at terminals, without typing, and at nothing else.
+    pub looks_on: bool,
 }
 
 impl Permissions {
+    /// Whether terminals that outlive their connections are to be had.
+    pub fn sees_terminals(&self) -> bool {
+        (self.terminal || self.looks_on) && self.forced_command.is_none()
+    }
+
     /// A plain key's.
     pub const ALL: Self = Self {
         terminal: true,
         forwarding: true,
         agent: true,
         forced_command: None,
+        looks_on: false,
     };
+
+    /// Of whom the session is shared with to look at.
+    pub const LOOKS_ON: Self = Self {
+        terminal: false,
+        forwarding: false,
+        agent: false,
+        forced_command: None,
+        looks_on: true,
+    };
+}
+
+/// The way by which somebody got in. It has to stay open for as long as they stay.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// A plain key.
+    Key(KeyData),
+    /// A certificate.
+    Certificate {
+        /// Who has signed it.
+        authority: KeyData,
+        /// Its principals.
+        principals: Vec<String>,
+        /// It lets them look on only.
+        looks_on: bool,
+    },
 }
 
 /// Who may enter: the user name, the CAs with their principals, and plain keys.
@@ -43,6 +76,7 @@ pub struct Access {
     user: String,
     authorities: Vec<KeyData>,
     principals: Vec<String>,
+    read_only_principals: Vec<String>,
     keys: Vec<KeyData>,
 }
 
@@ -52,12 +86,8 @@ impl Access {
         Self {
             user: user.to_owned(),
             authorities: parse(&access.user_cas, "CA"),
-            principals: access
-                .principals
-                .iter()
-                .filter(|name| !name.is_empty())
-                .cloned()
-                .collect(),
+            principals: names(&access.principals),
+            read_only_principals: names(&access.read_only_principals),
             keys: parse(&access.keys, "plain"),
         }
     }
@@ -65,6 +95,22 @@ impl Access {
     /// Whether a plain key may enter as this user.
     pub fn allows_key(&self, user: &str, key: &PublicKey) -> bool {
         user == self.user && self.keys.contains(key.key_data())
+    }
+
+    /// Whether somebody who got in may stay, now that the rules are these.
+    pub fn still_admits(&self, way: &Way) -> bool {
+        match way {
+            Way::Key(key) => self.keys.contains(key),
+            Way::Certificate {
+                authority,
+                principals,
+                looks_on,
+            } => {
+                let may = |among: &[String]| principals.iter().any(|name| among.contains(name));
+                self.authorities.contains(authority)
+                    && (may(&self.principals) || (*looks_on && may(&self.read_only_principals)))
+            }
+        }
     }
 
     /// What a certificate may do as this user; an error says why nothing.
@@ -100,11 +146,12 @@ impl Access {
             return Err("it has expired".into());
         }
         // No principals would mean any, and none of ours gives that.
-        if !certificate
-            .valid_principals()
-            .iter()
-            .any(|name| self.principals.contains(name))
-        {
+        let may = |among: &[String]| {
+            let mut principals = certificate.valid_principals().iter();
+            principals.any(|name| among.contains(name))
+        };
+        let inside = may(&self.principals);
+        if !inside && !may(&self.read_only_principals) {
             return Err(format!(
                 "none of its principals {:?} may enter",
                 certificate.valid_principals()
@@ -120,14 +167,22 @@ impl Access {
                 other => return Err(format!("its critical option {other:?} is not known")),
             }
         }
+        if !inside {
+            return Ok(Permissions::LOOKS_ON);
+        }
         let extension = |name: &str| certificate.extensions().contains_key(name);
         Ok(Permissions {
             terminal: extension("permit-pty"),
             forwarding: extension("permit-port-forwarding"),
             agent: extension("permit-agent-forwarding"),
             forced_command,
+            looks_on: false,
         })
     }
+}
+
+fn names(given: &[String]) -> Vec<String> {
+    given.iter().filter(|name| !name.is_empty()).cloned().collect()
 }
 
 fn parse(lines: &[String], what: &str) -> Vec<KeyData> {
@@ -162,6 +217,7 @@ mod tests {
         let access = SshAccess {
             user_cas: vec![authority.public_key().to_openssh().unwrap(), "nonsense".into()],
             principals: vec!["alice".into()],
+            read_only_principals: vec!["carol".into(), String::new()],
             ..SshAccess::default()
         };
         World {
@@ -210,7 +266,8 @@ mod tests {
                 terminal: true,
                 forwarding: false,
                 agent: false,
-                forced_command: Some("uptime".into())
+                forced_command: Some("uptime".into()),
+                looks_on: false,
             }
         );
     }
@@ -255,5 +312,48 @@ mod tests {
         }
         let host = world.certificate_for(CertType::Host, "alice", |_| {});
         assert!(world.check(&host).is_err(), "type");
+    }
+
+    /// Who a session is shared with to look at gets in with nothing, whatever the certificate says.
+    #[test]
+    fn a_read_only_principal_may_look_on_only() {
+        let world = world();
+        let certificate = world.certificate_for(CertType::User, "carol", |builder| {
+            builder.extension("permit-pty", "").unwrap();
+            builder.extension("permit-port-forwarding", "").unwrap();
+            builder.extension("permit-agent-forwarding", "").unwrap();
+        });
+        assert_eq!(world.check(&certificate).unwrap(), Permissions::LOOKS_ON);
+        assert!(
+            world
+                .access
+                .check_certificate_at(1500, "carol", &certificate)
+                .is_err(),
+            "as herself"
+        );
+    }
+
+    #[test]
+    fn who_is_inside_stays_as_long_as_the_rules_let_them_in() {
+        let world = world();
+        let authority = world.authority.public_key().key_data().clone();
+        let way = |name: &str, looks_on| Way::Certificate {
+            authority: authority.clone(),
+            principals: vec![name.into()],
+            looks_on,
+        };
+        assert!(world.access.still_admits(&way("alice", false)));
+        assert!(world.access.still_admits(&way("carol", true)));
+        assert!(
+            !world.access.still_admits(&way("carol", false)),
+            "no longer in full"
+        );
+        assert!(
+            !world.access.still_admits(&way("bob", false)) && !world.access.still_admits(&way("bob", true))
+        );
+        let key = world.user.public_key().key_data().clone();
+        assert!(!world.access.still_admits(&Way::Key(key)), "taken back");
+        let other = self::world();
+        assert!(!other.access.still_admits(&way("alice", false)), "another CA");
     }
 }

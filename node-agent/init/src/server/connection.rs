@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{Instrument, debug, info, warn};
 
-use super::auth::Permissions;
+use super::auth::{Permissions, Way};
 use super::command::{Run, client_may_set};
 use super::forward::{self, Purpose, SocketFile};
 use super::pty::{self, Master, Size};
@@ -59,11 +59,18 @@ pub struct Connection {
     authenticated: Arc<Notify>,
     counted: Option<Connected>,
     permissions: Option<Permissions>,
+    /// How they got in, for whoever sees to it that they may stay.
+    way: Arc<OnceLock<Way>>,
     channels: HashMap<ChannelId, SessionChannel>,
     open_channels: Arc<AtomicUsize>,
     forwards: HashMap<(String, u32), CancellationToken>,
     agent: Option<PathBuf>,
 }
+
+/// RFC 4254, 5.2: SSH_EXTENDED_DATA_STDERR.
+const STDERR: u32 = 1;
+/// What is said to somebody who may only look on and asks for more.
+const LOOKS_ON: &str = "carrel: this session is shared with you read-only: nothing can be run in it\r\n";
 
 /// Where a streamlocal forward stands among those of ports.
 const NO_PORT: u32 = u32::MAX;
@@ -85,10 +92,24 @@ fn refused() -> Auth {
     }
 }
 
+/// Says to somebody who may only look on that nothing is run for them.
+fn refuse_to_run(id: ChannelId, session: &mut Session) -> Result<(), russh::Error> {
+    session.channel_success(id)?;
+    session.extended_data(id, STDERR, LOOKS_ON.as_bytes())?;
+    session.exit_status_request(id, 1)?;
+    session.eof(id)?;
+    session.close(id)
+}
+
 impl Connection {
     /// A client that is not yet known. `ended`: ends all that it started; `authenticated`: told
-    /// when it may enter.
-    pub fn new(shared: Arc<Shared>, ended: CancellationToken, authenticated: Arc<Notify>) -> Self {
+    /// when it may enter; `way`: then says how it got in.
+    pub fn new(
+        shared: Arc<Shared>,
+        ended: CancellationToken,
+        authenticated: Arc<Notify>,
+        way: Arc<OnceLock<Way>>,
+    ) -> Self {
         Self {
             shared,
             tasks: TaskTracker::new(),
@@ -96,6 +117,7 @@ impl Connection {
             authenticated,
             counted: None,
             permissions: None,
+            way,
             channels: HashMap::new(),
             open_channels: Arc::default(),
             forwards: HashMap::new(),
@@ -156,8 +178,17 @@ impl Connection {
             .is_some_and(|permissions| permissions.forwarding)
     }
 
+    fn looks_on(&self) -> bool {
+        self.permissions
+            .as_ref()
+            .is_some_and(|permissions| permissions.looks_on)
+    }
+
     /// Starts what a channel asked for.
     fn start(&mut self, id: ChannelId, run: Run, session: &mut Session) -> Result<(), russh::Error> {
+        if self.looks_on() {
+            return refuse_to_run(id, session);
+        }
         let handle = session.handle();
         let Some((channel, mut request, state)) = self.take_request(id, run) else {
             return session.channel_failure(id);
@@ -225,7 +256,8 @@ impl Connection {
         let permitted = self
             .permissions
             .as_ref()
-            .is_some_and(|permissions| permissions.terminal && permissions.forced_command.is_none());
+            .is_some_and(|permissions| permissions.sees_terminals());
+        let looks_on = self.looks_on();
         let Some(state) = self.channels.get_mut(&id).filter(|_| permitted) else {
             return session.channel_failure(id);
         };
@@ -237,6 +269,7 @@ impl Connection {
             pty: state.terminal.take(),
             variables: std::mem::take(&mut state.variables),
             window: Arc::clone(&state.window),
+            looks_on,
         };
         let ended = state.ended.clone();
         session.channel_success(id)?;
@@ -290,6 +323,8 @@ impl Handler for Connection {
         }
         info!(fingerprint = %key.public_key.fingerprint(HashAlg::Sha256), "entered by key");
         self.permissions = Some(Permissions::ALL);
+        self.way
+            .get_or_init(|| Way::Key(key.public_key.key_data().clone()));
         Ok(Auth::Accept)
     }
 
@@ -306,6 +341,11 @@ impl Handler for Connection {
             serial = certificate.serial(),
             "entered by certificate"
         );
+        self.way.get_or_init(|| Way::Certificate {
+            authority: certificate.signature_key().clone(),
+            principals: certificate.valid_principals().to_vec(),
+            looks_on: permissions.looks_on,
+        });
         self.permissions = Some(permissions);
         Ok(Auth::Accept)
     }
@@ -430,7 +470,7 @@ impl Handler for Connection {
         let allowed = self
             .permissions
             .as_ref()
-            .is_some_and(|permissions| permissions.terminal);
+            .is_some_and(|permissions| permissions.terminal || permissions.looks_on);
         let Some(state) = self
             .channels
             .get_mut(&channel)
@@ -509,7 +549,7 @@ impl Handler for Connection {
         if name.split(' ').next() == Some(carrel_core::terminal::SUBSYSTEM) {
             return self.start_terminal(channel, name, session);
         }
-        if name != "sftp" {
+        if name != "sftp" || self.looks_on() {
             return session.channel_failure(channel);
         }
         if self

@@ -65,17 +65,20 @@ impl World {
                 home: path("home").to_string_lossy().into_owned(),
                 shell: "/bin/bash".into(),
                 group_name: String::new(),
+                ..Identity::default()
             }),
             env: vec![EnvVar {
                 name: "SLURM_JOB_ID".into(),
                 value: "7".into(),
             }],
             workdir: String::new(),
+            first_lease_end_ms: 0,
             ssh: Some(SshAccess {
                 user_cas: vec![public("ca")],
                 principals: vec!["alice".into()],
                 keys: vec![public("plain")],
                 host_certificate: String::new(),
+                ..SshAccess::default()
             }),
             banner: String::new(),
         };

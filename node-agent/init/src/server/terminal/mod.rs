@@ -197,6 +197,8 @@ pub struct Offer {
     pub variables: Vec<(String, String)>,
     /// Its window.
     pub window: Arc<Window>,
+    /// Whoever it is may look and no more.
+    pub looks_on: bool,
 }
 
 /// Answers a request for terminals on a channel, and closes it.
@@ -244,10 +246,14 @@ async fn attach(
     if asked.job.is_some_and(|expected| expected != job) {
         return Err(format!("this is job {job}; the one that was meant is over"));
     }
+    if offer.looks_on && !asked.read_only {
+        return Err("this session is shared with you read-only: attach with --read-only".into());
+    }
     let Offer {
         pty: Some(pty),
         variables,
         window,
+        looks_on: _,
     } = offer
     else {
         return Err("a terminal is needed on your side: ssh -t".into());

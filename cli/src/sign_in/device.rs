@@ -1,0 +1,65 @@
+//! OpenID Connect's device flow (RFC 8628): the person goes elsewhere with a code, and this waits.
+
+use std::time::Duration;
+
+use carrel_proto::v1;
+use carrel_proto::v1::device_progress::What;
+
+use super::{Client, Wanted};
+use crate::error::{CliError, Kind, Result};
+use crate::progress::Progress;
+use crate::signals::{Signal, Signals};
+use crate::terminal::say;
+use crate::units;
+
+/// Shows where to go with which code, and waits until that was done. A signal ends it: the broker
+/// sees that nobody waits any more.
+pub async fn sign_in(client: &mut Client, wanted: &Wanted) -> Result<v1::SignedIn> {
+    let mut signals = Signals::catch()?;
+    let request = v1::SignInByDeviceRequest {
+        token: Some(wanted.into()),
+    };
+    let mut progress = Progress::begin();
+    let waiting = async {
+        let mut messages = client.sign_in_by_device(request).await?.into_inner();
+        loop {
+            let message = messages.message().await?.and_then(|message| message.what);
+            match message {
+                Some(What::Code(code)) => show(&mut progress, &code),
+                Some(What::SignedIn(signed_in)) => return Ok(signed_in),
+                None => return Err(CliError::failed("the broker ended the sign-in without a result")),
+            }
+        }
+    };
+    // Both arms only wait; what the first had when the second comes is of no use any more.
+    let result = tokio::select! {
+        result = waiting => result,
+        signal = signals.next() => Err(interrupted(signal)),
+    };
+    progress.end();
+    result
+}
+
+fn show(progress: &mut Progress, code: &v1::DeviceCode) {
+    let place = if code.verification_uri_complete.is_empty() {
+        &code.verification_uri
+    } else {
+        &code.verification_uri_complete
+    };
+    let visible = crate::output::visible;
+    say(format_args!(
+        "To sign in, open\n\n  {}\n\nand see that the code there is\n\n  {}\n",
+        visible(place),
+        visible(&code.user_code)
+    ));
+    let left = units::clock(Duration::from_secs(code.expires_s));
+    progress.show_now("waiting", &format!("waiting for you there, for {left} at most"));
+}
+
+fn interrupted(signal: Signal) -> CliError {
+    let kind = match signal {
+        Signal::Interrupt => Kind::Interrupted,
+        Signal::Terminate | Signal::HangUp => Kind::Terminated,
+    };
+    CliError::new(kind, "not signed in")
+}

@@ -1,0 +1,140 @@
+//! API tokens and sign-ins.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use super::rights::log;
+use super::*;
+use crate::model::audit::Action;
+use crate::model::user::{ApiToken, Scope};
+
+const HERE: Origin = Origin::Remote(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)));
+const THERE: Origin = Origin::Remote(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2)));
+
+fn token(world: &World, number: u32, user: &str) -> ApiToken {
+    let mut hash = [0; 32];
+    hash[..4].copy_from_slice(&number.to_be_bytes());
+    ApiToken {
+        id: format!("t{number}").into(),
+        hash,
+        user: user.parse().expect("a name"),
+        label: String::new(),
+        scope: Scope::Full,
+        by_sign_in: false,
+        created: world.now,
+        expires: world.now.after(Duration::from_hours(24)),
+        last_used: None,
+    }
+}
+
+fn sign_in(token: ApiToken, role: Option<Role>) -> Input {
+    Input::SignIn(Box::new(SignIn {
+        method: "SSH key SHA256:abc".into(),
+        origin: HERE,
+        token: ApiToken {
+            by_sign_in: true,
+            ..token
+        },
+        role,
+    }))
+}
+
+fn count(world: &World, action: Action) -> usize {
+    log(world).iter().filter(|record| record.action == action).count()
+}
+
+/// A use is kept once an hour at most; the first, and one from elsewhere, are sign-ins in the log.
+#[test]
+fn the_last_use_is_known_roughly() {
+    let mut world = World::new(&[]);
+    let made = token(&world, 1, "alice");
+    world.must(Input::CreateToken(caller("alice"), made));
+    let used = |world: &mut World, from: Origin| world.must(Input::UseToken("t1".into(), from)).changes.len();
+    assert_eq!(used(&mut world, HERE), 2);
+    assert_eq!(used(&mut world, HERE), 0, "within the hour");
+    assert_eq!(used(&mut world, THERE), 0, "within the hour");
+    world.wait(Duration::from_hours(1));
+    assert_eq!(used(&mut world, HERE), 1, "kept, and no sign-in");
+    world.wait(Duration::from_hours(1));
+    assert_eq!(used(&mut world, THERE), 2);
+    assert_eq!(count(&world, Action::SignIn), 2);
+    let known = world.broker.state().tokens["t1"].last_used.clone();
+    assert_eq!(known, Some((world.now, THERE)));
+    assert_eq!(world.must(Input::UseToken("gone".into(), HERE)).changes.len(), 0);
+}
+
+#[test]
+fn tokens_of_others_are_administrators() {
+    let mut world = World::new(&[]);
+    let made = token(&world, 1, "alice");
+    for who in ["bob", "ops"] {
+        let refused = world.handle(Input::CreateToken(caller(who), made.clone()));
+        let reject = refused.expect_err("refused");
+        assert_eq!(reject.kind, RejectKind::Denied);
+        assert!(reject.message.contains("admin"), "{reject}");
+    }
+    world.must(Input::CreateToken(caller("root"), made));
+    // Another's token is not there for who may not end it.
+    let revoke = |who: &str| Input::RevokeToken(caller(who), "t1".into());
+    assert_eq!(
+        world.handle(revoke("ops")).expect_err("refused").kind,
+        RejectKind::NotFound
+    );
+    world.must(revoke("root"));
+    assert!(world.broker.state().tokens.is_empty() && world.broker.state().token_hashes.is_empty());
+    assert_eq!(count(&world, Action::TokenRevoke), 1);
+}
+
+/// Sign-ins push out what former sign-ins left, and never what was made by hand.
+#[test]
+fn a_user_s_tokens_are_limited() {
+    let mut world = World::new(&[]);
+    for number in 0..60 {
+        let made = token(&world, number, "alice");
+        world.must(Input::CreateToken(caller("alice"), made));
+    }
+    for number in 100..120 {
+        world.wait(Duration::from_secs(1));
+        let made = token(&world, number, "alice");
+        world.must(sign_in(made, None));
+    }
+    let tokens = &world.broker.state().tokens;
+    assert_eq!(tokens.len(), 64);
+    assert_eq!(tokens.values().filter(|token| !token.by_sign_in).count(), 60);
+    assert!(tokens.contains_key("t119") && !tokens.contains_key("t100"));
+    let made = token(&world, 200, "alice");
+    let refused = world.handle(Input::CreateToken(caller("alice"), made));
+    assert_eq!(refused.expect_err("full").kind, RejectKind::Exhausted);
+    let made = token(&world, 200, "bob");
+    world.must(Input::CreateToken(caller("bob"), made));
+}
+
+#[test]
+fn a_sign_in_is_noted_and_may_bring_a_role() {
+    let mut world = World::new(&[]);
+    let made = token(&world, 1, "alice");
+    world.must(sign_in(made, Some(Role::Operator)));
+    let alice: UserName = "alice".parse().expect("a name");
+    assert_eq!(world.broker.state().users[&alice].role, Role::Operator);
+    assert_eq!(
+        (count(&world, Action::SignIn), count(&world, Action::UserRole)),
+        (1, 1)
+    );
+    assert!(
+        log(&world)
+            .iter()
+            .all(|record| !record.detail.contains("carrel_"))
+    );
+    // The provider takes it back as it gave it; whoever says nothing of roles changes none.
+    let made = token(&world, 2, "alice");
+    world.must(sign_in(made, None));
+    assert_eq!(world.broker.state().users[&alice].role, Role::Operator);
+    let made = token(&world, 3, "alice");
+    world.must(sign_in(made, Some(Role::User)));
+    assert_eq!(world.broker.state().users[&alice].role, Role::User);
+    let nobody = token(&world, 4, "nobody");
+    assert!(world.handle(sign_in(nobody, None)).is_err());
+    // Its first use is no second sign-in.
+    let before = count(&world, Action::SignIn);
+    world.must(Input::UseToken("t3".into(), HERE));
+    assert_eq!(count(&world, Action::SignIn), before);
+}
