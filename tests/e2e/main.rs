@@ -22,6 +22,7 @@ mod shared;
 mod sharing;
 mod shell;
 mod sign_in;
+mod terminals;
 mod tidy;
 mod transfer;
 mod users;

@@ -1,8 +1,7 @@
 //! The TLS listener: users come with tokens, nodes with certificates.
 
-use std::collections::BTreeSet;
-use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -14,6 +13,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::foreigners::Foreigners;
 use super::places::{Places, Who};
 use super::{ACCEPTED, Connection, Peer};
 use crate::ca::tls::CurrentTls;
@@ -23,9 +23,6 @@ use crate::limits::{HANDSHAKE_TIMEOUT, MAX_HANDSHAKES};
 
 /// After an error that concerns this process (out of descriptors), before the next accept.
 const PAUSE: Duration = Duration::from_millis(100);
-
-/// Addresses of another cluster's hosts that the log names, each once: beyond it is no news.
-const MAX_WARNED: usize = 256;
 
 type Accepted = std::io::Result<Connection<TlsStream<TcpStream>>>;
 
@@ -65,13 +62,9 @@ impl TlsListener {
     }
 
     async fn accept(&self, tls: CurrentTls, sender: mpsc::Sender<Accepted>) {
+        let places = Places::default();
         let room = Handshakes::new(MAX_HANDSHAKES);
-        let door = Door {
-            tls,
-            places: Places::default(),
-            sender,
-            warned: Arc::default(),
-        };
+        let foreigners = Arc::new(Foreigners::default());
         // As many as there is room for; they end with this future.
         let mut handshakes = JoinSet::new();
         loop {
@@ -94,94 +87,66 @@ impl TlsListener {
                 }
             };
             let handshake = room.enter(address.ip());
-            handshakes.spawn(door.clone().greet(stream, address, handshake));
+            handshakes.spawn(greet(
+                tls.clone(),
+                stream,
+                address,
+                (handshake, places.clone()),
+                (sender.clone(), Arc::clone(&foreigners)),
+            ));
         }
     }
 }
 
-/// One side does not know the authority of the other.
-fn of_another_cluster(error: &std::io::Error) -> bool {
-    let tls = error
-        .get_ref()
-        .and_then(|inner| inner.downcast_ref::<rustls::Error>());
-    matches!(
-        tls,
-        Some(
-            rustls::Error::InvalidCertificate(
-                rustls::CertificateError::UnknownIssuer | rustls::CertificateError::BadSignature
-            ) | rustls::Error::AlertReceived(
-                rustls::AlertDescription::UnknownCA | rustls::AlertDescription::DecryptError
-            )
-        )
-    )
-}
-
-/// What every handshake needs. Cheap to clone.
-#[derive(Clone)]
-struct Door {
+async fn greet(
     tls: CurrentTls,
-    places: Places,
-    sender: mpsc::Sender<Accepted>,
-    /// Addresses of other clusters' hosts that were warned of.
-    warned: Arc<Mutex<BTreeSet<IpAddr>>>,
-}
-
-impl Door {
-    async fn greet(self, stream: TcpStream, address: SocketAddr, handshake: Handshake) {
-        if let Err(error) = stream.set_nodelay(true) {
-            tracing::debug!(%error, "no TCP_NODELAY");
-        }
-        // Both arms only wait: a handshake that is dropped closes its connection.
-        let greeted = tokio::select! {
-            () = handshake.cut() => {
-                tracing::debug!(%address, "too many handshakes at once: one is cut");
-                return;
-            }
-            greeted = tokio::time::timeout(HANDSHAKE_TIMEOUT, self.tls.acceptor().accept(stream)) => greeted,
-        };
-        drop(handshake);
-        let Some(place) = self.places.take(Who::Address(address.ip())) else {
-            return;
-        };
-        let stream = match greeted {
-            Ok(Ok(stream)) => stream,
-            Ok(Err(error)) => {
-                let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
-                let news = warned.len() < MAX_WARNED && !warned.contains(&address.ip());
-                if news && of_another_cluster(&error) {
-                    warned.insert(address.ip());
-                    tracing::warn!(
-                        %address, %error,
-                        "a host of another cluster was refused: its certificates are of another authority; join it \
-                         again with a token of `carrel node token`, or restore this broker's ca.pem and ca-key.pem"
-                    );
-                } else {
-                    tracing::debug!(%address, %error, "TLS handshake failed");
-                }
-                return;
-            }
-            Err(_) => {
-                tracing::debug!(%address, "TLS handshake took too long");
-                return;
-            }
-        };
-        let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
-        let node = match certificate.map(|certificate| node_of(certificate)).transpose() {
-            Ok(node) => node,
-            Err(error) => {
-                tracing::warn!(%address, %error, "a client's certificate is of no use here");
-                None
-            }
-        };
-        let connection = Connection::new(
-            stream,
-            Peer::Remote {
-                address: address.ip(),
-                node,
-            },
-            place,
-        );
-        // Who is not taken any more meets a closed connection.
-        self.sender.send(Ok(connection)).await.ok();
+    stream: TcpStream,
+    address: SocketAddr,
+    (handshake, places): (Handshake, Places),
+    (sender, foreigners): (mpsc::Sender<Accepted>, Arc<Foreigners>),
+) {
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%error, "no TCP_NODELAY");
     }
+    // Both arms only wait: a handshake that is dropped closes its connection.
+    let greeted = tokio::select! {
+        () = handshake.cut() => {
+            tracing::debug!(%address, "too many handshakes at once: one is cut");
+            return;
+        }
+        greeted = tokio::time::timeout(HANDSHAKE_TIMEOUT, tls.acceptor().accept(stream)) => greeted,
+    };
+    drop(handshake);
+    let Some(place) = places.take(Who::Address(address.ip())) else {
+        return;
+    };
+    let stream = match greeted {
+        Ok(Ok(stream)) => stream,
+        Ok(Err(error)) => {
+            foreigners.note(address.ip(), &error);
+            return;
+        }
+        Err(_) => {
+            tracing::debug!(%address, "TLS handshake took too long");
+            return;
+        }
+    };
+    let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
+    let node = match certificate.map(|certificate| node_of(certificate)).transpose() {
+        Ok(node) => node,
+        Err(error) => {
+            tracing::warn!(%address, %error, "a client's certificate is of no use here");
+            None
+        }
+    };
+    let connection = Connection::new(
+        stream,
+        Peer::Remote {
+            address: address.ip(),
+            node,
+        },
+        place,
+    );
+    // Who is not taken any more meets a closed connection.
+    sender.send(Ok(connection)).await.ok();
 }

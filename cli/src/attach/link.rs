@@ -20,7 +20,7 @@ use crate::stdio;
 
 /// Read from ssh at once.
 const READ: usize = 64 * 1024;
-/// How long ssh's pipes are read after its end: its proxy holds one of them a moment longer.
+/// How long ssh's stderr is read after its end: its proxy holds it a moment longer.
 const AFTERWARDS: Duration = Duration::from_millis(500);
 
 /// How a connection ended.
@@ -105,6 +105,10 @@ impl<F: FnMut()> Link<'_, F> {
         let mut status = None;
         let mut last_moment = None;
         loop {
+            if errors.is_none() && !self.follower.is_attached() {
+                // Nothing will say where it belongs.
+                output = None;
+            }
             if let Some(status) = status
                 && self.shown.is_empty()
                 && output.is_none()
@@ -143,13 +147,10 @@ impl<F: FnMut()> Link<'_, F> {
                 exited = child.wait(), if status.is_none() => {
                     status = Some(exited.context("cannot wait for ssh")?);
                     last_moment = Some(tokio::time::Instant::now() + AFTERWARDS);
-                    if !self.follower.is_attached() {
-                        output = None;
-                    }
                 }
                 () = until(last_moment) => {
                     last_moment = None;
-                    (output, errors) = (None, None);
+                    errors = None;
                 }
                 signal = signals.next() => {
                     // At a terminal in raw mode the key goes to the session; what comes here, a

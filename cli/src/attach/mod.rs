@@ -115,7 +115,7 @@ struct Outage {
 impl Outage {
     fn begin(session: &str, why: &str) -> Self {
         say(format_args!(
-            "carrel: the connection to {session} is lost: {why}; it is made again (Ctrl-C gives up; the terminal goes on)"
+            "carrel: the connection to {session} is lost: {why}; reattaching (Ctrl-C gives up; what runs there goes on)"
         ));
         Self {
             progress: Progress::begin(),

@@ -18,6 +18,8 @@ pub struct Said {
     /// A line's beginning that may become the closing one.
     held: Vec<u8>,
     at_line: bool,
+    /// The last byte went back to the line's beginning.
+    returned: bool,
 }
 
 impl Said {
@@ -31,6 +33,7 @@ impl Said {
             attached: false,
             held: Vec::new(),
             at_line: true,
+            returned: false,
         }
     }
 
@@ -52,6 +55,7 @@ impl Said {
         let mut show = Vec::new();
         for byte in read {
             if *byte != b'\n' {
+                self.returned = *byte == b'\r';
                 self.held.push(*byte);
                 let hold = self.at_line && self.may_close();
                 if !hold {
@@ -65,14 +69,14 @@ impl Said {
                 self.closed = true;
                 self.held.clear();
             } else {
-                if !self.held.ends_with(b"\r") && attached {
+                if !self.returned && attached {
                     // The terminal is in raw mode.
                     self.held.push(b'\r');
                 }
                 self.held.push(b'\n');
                 self.release(&mut show);
             }
-            self.at_line = true;
+            (self.at_line, self.returned) = (true, false);
         }
         show
     }

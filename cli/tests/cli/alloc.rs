@@ -131,7 +131,7 @@ fn a_command_s_code_passes_through_and_the_gpus_are_freed() {
         "-F\nnone\n",
         "HostKeyAlias=alloc-17.alice.carrel\n",
         "StrictHostKeyChecking=yes\n",
-        " proxy alloc-17\n",
+        " proxy alloc-17 --no-start\n",
         "-T\n--\ncarrel-alloc-17\n",
         " sh train --lr '1 e-3'\n",
     ] {
@@ -277,11 +277,9 @@ fn a_named_session_stays_with_its_alias() {
     );
 }
 
-#[test]
-fn on_a_terminal_one_living_line_waits_and_ctrl_c_cancels() {
-    let fake = Fake::start(JobState::Pending);
-    fake.change(|world| world.reason = "Resources: fewer than 4 free GPUs".into());
-    let alloc = carrel(&fake, &["alloc", "--gpus", "4"]);
+/// `carrel alloc --gpus 4` on a terminal.
+fn on_a_terminal(fake: &Fake) -> Running {
+    let alloc = carrel(fake, &["alloc", "--gpus", "4"]);
     let line = format!("exec {} alloc --gpus 4", env!("CARGO_BIN_EXE_carrel"));
     let mut terminal = Command::new("script");
     terminal
@@ -294,13 +292,148 @@ fn on_a_terminal_one_living_line_waits_and_ctrl_c_cancels() {
             .get_envs()
             .filter_map(|(name, value)| value.map(|value| (name, value))),
     );
-    let mut terminal = Running::start(terminal);
+    Running::start(terminal)
+}
+
+#[test]
+fn on_a_terminal_one_living_line_waits_and_ctrl_c_cancels() {
+    let fake = Fake::start(JobState::Pending);
+    fake.change(|world| world.reason = "Resources: fewer than 4 free GPUs".into());
+    let mut terminal = on_a_terminal(&fake);
     terminal.until_shown("s Pending job allocation 17, 2nd in the queue: Resources: fewer than");
     terminal.write("\x03");
     let done = terminal.end();
     assert_eq!(done.code, Some(130), "{done:?}");
     assert!(
         done.stdout.contains("Job allocation 17 has been cancelled"),
+        "{done:?}"
+    );
+    assert!(is_stopped(&fake));
+}
+
+/// An ssh that shows a terminal and breaks; each later time it does `next`.
+fn breaking(fake: &Fake, next: &str) {
+    let body = format!(
+        r#"echo "$*" >> "$HOME/args"
+if [ -e "$HOME/broken" ]; then
+{next}
+fi
+touch "$HOME/broken"
+printf '\036at 17 1 0 0\n' >&2
+printf 'one\n$ tw'
+echo 'broken the gateway died' > "$CARREL_PROXY_REPORT"; exit 255"#
+    );
+    script(fake, "ssh", &body);
+}
+
+#[test]
+fn a_shell_is_attached_again_where_it_was_and_its_code_passes_through() {
+    let fake = Fake::start(JobState::Running);
+    // The second attempt fails as well, before it is attached.
+    breaking(
+        &fake,
+        r#"[ -e "$HOME/twice" ] || { touch "$HOME/twice"; echo 'none no gateway is up' > "$CARREL_PROXY_REPORT"; exit 255; }
+printf '\036at 17 1 0 4\n' >&2
+printf '$ two\n'
+printf '\036exited 7 0\n' >&2
+exit 7"#,
+    );
+    let done = on_a_terminal(&fake).end();
+    assert_eq!(done.code, Some(7), "{done:?}");
+    for expected in [
+        "one\r\n$ tw",
+        "carrel: the connection to alloc-17 is lost: the gateway died; reattaching",
+        "carrel: reattached",
+        "$ two\r\n",
+        "carrel: Relinquishing job allocation 17",
+    ] {
+        assert!(done.stdout.contains(expected), "{expected:?} in {done:?}");
+    }
+    assert!(is_stopped(&fake));
+    let args = std::fs::read_to_string(fake.dir.path().join("args")).unwrap();
+    let asked: Vec<_> = args
+        .lines()
+        .filter_map(|line| Some(line.split_once("carrel-terminal ")?.1))
+        .collect();
+    // From the beginning of the line that the break cut.
+    let again = "id=1 marks seen=4 job=17";
+    assert_eq!(asked, ["new marks job=17", again, again]);
+    assert!(
+        args.lines()
+            .all(|line| line.contains(" proxy alloc-17 --no-start")),
+        "nothing starts it anew: {args}"
+    );
+}
+
+#[test]
+fn who_does_not_wait_for_a_connection_keeps_the_allocation() {
+    let fake = Fake::start(JobState::Running);
+    breaking(
+        &fake,
+        r#"echo 'none no gateway is up' > "$CARREL_PROXY_REPORT"; exit 255"#,
+    );
+    let mut terminal = on_a_terminal(&fake);
+    terminal.until_shown("Reattaching: no gateway is up");
+    terminal.write("\x03");
+    let done = terminal.end();
+    assert_eq!(done.code, Some(130), "{done:?}");
+    assert!(
+        done.stdout.contains("carrel: not reattached; job 17 goes on until its deadline: `carrel attach alloc-17` returns to it"),
+        "{done:?}"
+    );
+    assert!(!is_stopped(&fake));
+}
+
+#[test]
+fn a_job_that_ends_meanwhile_ends_the_waiting() {
+    let fake = Fake::start(JobState::Running);
+    breaking(
+        &fake,
+        r#"touch "$HOME/again"; echo 'none it is not running' > "$CARREL_PROXY_REPORT"; exit 255"#,
+    );
+    let terminal = on_a_terminal(&fake);
+    until(|| fake.dir.path().join("again").exists(), || "it tries".into());
+    fake.change(|world| world.put(JobState::Timeout, ""));
+    let done = terminal.end();
+    assert_eq!(done.code, Some(255), "{done:?}");
+    assert!(
+        done.stdout.contains("carrel: job 17 reached its time limit"),
+        "{done:?}"
+    );
+    assert!(!is_stopped(&fake), "there was nothing to stop");
+}
+
+#[test]
+fn leaving_by_ssh_s_escape_keeps_the_allocation() {
+    let fake = Fake::start(JobState::Running);
+    script(
+        &fake,
+        "ssh",
+        r"printf '\036at 17 1 0 0\n' >&2; printf 'Connection to carrel-alloc-17 closed.\r\n' >&2; exit 255",
+    );
+    let done = on_a_terminal(&fake).end();
+    assert_eq!(done.code, Some(0), "{done:?}");
+    assert!(
+        done.stdout
+            .contains("carrel: left; job 17 goes on until its deadline"),
+        "{done:?}"
+    );
+    assert!(!done.stdout.contains("Connection to"), "{done:?}");
+    assert!(!is_stopped(&fake));
+}
+
+#[test]
+fn a_refusal_frees_what_cannot_be_used() {
+    let fake = Fake::start(JobState::Running);
+    script(
+        &fake,
+        "ssh",
+        r"printf '\036refused this image has no shell\n' >&2; exit 1",
+    );
+    let done = on_a_terminal(&fake).end();
+    assert_eq!(done.code, Some(255), "{done:?}");
+    assert!(
+        done.stdout.contains("alloc-17: this image has no shell"),
         "{done:?}"
     );
     assert!(is_stopped(&fake));

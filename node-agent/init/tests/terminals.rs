@@ -122,9 +122,10 @@ fn two_see_the_same_and_one_that_reads_changes_nothing() {
 fn keys_and_signals_reach_the_program() {
     let world = World::start();
     let mut terminal = attach(&world, "new");
-    terminal.line("sh -c 'echo rea\"\"dy; exec sleep 1000'; echo code=$?");
+    terminal.line("sh -c 'echo rea\"\"dy; exec sleep 1000'");
     terminal.wait("ready");
     terminal.write("\x03");
+    terminal.line("echo code=$?");
     terminal.wait("code=130");
     // SSH's own escape leaves, and nothing ends.
     terminal.line("echo left=$((1+1))");
@@ -390,6 +391,7 @@ fn there_are_so_many_terminals_and_no_more() {
     // One that ends makes room, and those that have ended are known for a while only.
     for round in 0..10 {
         let mut terminal = attach(&world, &format!("id={}", limit + round));
+        terminal.wait("up");
         terminal.write("\x03");
         terminal.code();
         let next = attach(&world, &format!("new {sleep}"));

@@ -12,6 +12,7 @@ mod processes;
 mod run;
 mod setup;
 mod spawn;
+mod stop;
 mod syscalls;
 
 use std::path::PathBuf;

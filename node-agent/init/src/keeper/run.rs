@@ -17,9 +17,10 @@ use nix::unistd::{Pid, getpid};
 use prost::Message;
 
 use super::kept::Kept;
+use super::say;
 use super::setup::Prepared;
 use super::spawn::{Inheritance, Program, Standard, spawn, spawn_server};
-use super::{processes, say};
+use super::stop::Stop;
 use crate::clock::boot_ms;
 use crate::files;
 use crate::wire::{self, Event, Exited, Failed, FromKeeper, Request, ToKeeper};
@@ -31,14 +32,8 @@ const CODE_LEASE: u8 = 75;
 
 /// Grace when somebody ends the keeper by a signal, and at the lease's end.
 const DEFAULT_GRACE_MS: u64 = 10_000;
-/// Longest grace that is granted.
-const MAX_GRACE_MS: u64 = 3_600_000;
 /// How often is looked whether all processes are gone, while stopping.
 const STOP_TICK_MS: u64 = 20;
-/// After the grace, kills go to single processes for so long; then to the whole namespace.
-const SINGLE_KILLS_MS: u64 = 1000;
-/// What the server gets to say goodbye in, once everything else has ended.
-const GOODBYE_MS: u64 = 2000;
 
 /// Wait before the second start of a server in a row; doubled from one to the next.
 const FIRST_BACKOFF_MS: u64 = 100;
@@ -52,10 +47,11 @@ const MAX_OUTBOX: usize = 65_536;
 /// Processes through SSH at one time, whatever the container's own limit is.
 const MAX_PROCESSES: usize = 16_384;
 
+/// The server that runs.
 #[derive(Debug)]
-struct Server {
-    pid: Pid,
-    link: OwnedFd,
+pub struct Server {
+    pub(super) pid: Pid,
+    pub(super) link: OwnedFd,
     outbox: VecDeque<Letter>,
     since: u64,
 }
@@ -77,23 +73,17 @@ struct Started {
     terminal: Option<u32>,
 }
 
-#[derive(Debug, Clone, Copy)]
-struct Stop {
-    code: u8,
-    kill_at: u64,
-    goodbye_until: Option<u64>,
-}
-
-struct Keeper {
+/// Process 1.
+pub struct Keeper {
     prepared: Prepared,
-    server: Option<Server>,
+    pub(super) server: Option<Server>,
     restart_at: u64,
     backoff_ms: u64,
     starts: u32,
     started: BTreeMap<Pid, Started>,
     kept: Kept,
     lease_end: Option<u64>,
-    stop: Option<Stop>,
+    pub(super) stop: Option<Stop>,
 }
 
 /// Runs until everything has ended; gives the exit code.
@@ -349,7 +339,7 @@ impl Keeper {
         FromKeeper { event, processes }.encode_to_vec()
     }
 
-    fn tell_server(&mut self, event: Option<Event>) {
+    pub(super) fn tell_server(&mut self, event: Option<Event>) {
         let message = self.message(event);
         let Some(server) = self.server.as_mut() else {
             return;
@@ -363,7 +353,7 @@ impl Keeper {
         }
     }
 
-    fn flush_outbox(&mut self) {
+    pub(super) fn flush_outbox(&mut self) {
         let Some(server) = self.server.as_mut() else {
             return;
         };
@@ -444,7 +434,7 @@ impl Keeper {
     }
 
     /// Collects every child that ended: ours, and the orphans that fell to us.
-    fn reap(&mut self) {
+    pub(super) fn reap(&mut self) {
         loop {
             let (pid, exited, how) = match waitpid(None, Some(WaitPidFlag::WNOHANG)) {
                 Ok(WaitStatus::Exited(pid, status)) => {
@@ -499,64 +489,5 @@ impl Keeper {
                 })));
             }
         }
-    }
-
-    // The end.
-
-    fn begin_stop(&mut self, code: u8, grace_ms: u64) {
-        let kill_at = boot_ms() + grace_ms.min(MAX_GRACE_MS);
-        if let Some(stop) = &mut self.stop {
-            // Asked again: the shorter grace counts.
-            stop.kill_at = stop.kill_at.min(kill_at);
-            return;
-        }
-        say(&format!("stopping, {} ms of grace", grace_ms.min(MAX_GRACE_MS)));
-        self.stop = Some(Stop {
-            code,
-            kill_at,
-            goodbye_until: None,
-        });
-        self.tell_server(Some(Event::Stopping(true)));
-        let all = self.others();
-        processes::signal_all(&all, &[Signal::SIGHUP, Signal::SIGCONT, Signal::SIGTERM]);
-    }
-
-    fn others(&self) -> Vec<Pid> {
-        processes::below(self.server.as_ref().map(|server| server.pid))
-    }
-
-    fn continue_stop(&mut self, now: u64) {
-        let Some(mut stop) = self.stop else { return };
-        let others = self.others();
-        if !others.is_empty() {
-            if now >= stop.kill_at {
-                processes::signal_all(&others, &[Signal::SIGKILL]);
-            }
-            if now >= stop.kill_at + SINGLE_KILLS_MS {
-                processes::kill_namespace();
-            }
-        } else if let Some(until) = stop.goodbye_until {
-            if now >= until
-                && let Some(server) = &self.server
-            {
-                // It had its time.
-                let _ = kill(server.pid, Signal::SIGKILL);
-            }
-        } else {
-            stop.goodbye_until = Some(now + GOODBYE_MS);
-            self.reap();
-            self.flush_outbox();
-            if let Some(server) = &self.server {
-                // The server reads to the end, says goodbye and exits.
-                let _ =
-                    nix::sys::socket::shutdown(server.link.as_raw_fd(), nix::sys::socket::Shutdown::Write);
-            }
-        }
-        self.stop = Some(stop);
-    }
-
-    fn finished(&self) -> Option<u8> {
-        let stop = self.stop.as_ref()?;
-        (stop.goodbye_until.is_some() && self.server.is_none()).then_some(stop.code)
     }
 }

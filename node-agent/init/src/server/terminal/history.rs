@@ -356,7 +356,7 @@ mod tests {
         assert_eq!(at, 8, "not within a sequence");
         assert!(screen.is_ground());
         history.append(b"1m");
-        assert_eq!(history.beginning(9).0, 12, "after it, once it is whole");
+        assert_eq!(history.beginning(9).0, 13, "after it, once it is whole");
     }
 
     /// A program that took the screen long ago: what is left of its output says nothing of it.
