@@ -8,6 +8,7 @@ mod unix;
 
 use std::net::IpAddr;
 
+use carrel_core::model::audit::Origin;
 use tonic::Status;
 
 use crate::ca::x509::NodePeer;
@@ -43,5 +44,13 @@ impl Peer {
             .extensions()
             .get()
             .ok_or_else(|| Status::internal("the connection's peer is not known"))
+    }
+
+    /// What the audit log says of it.
+    pub fn origin(&self) -> Origin {
+        match self {
+            Self::Local { uid } => Origin::Local(*uid),
+            Self::Remote { address, .. } => Origin::Remote(*address),
+        }
     }
 }
