@@ -8,7 +8,6 @@ use std::sync::Arc;
 use carrel_core::broker::{Input, SignIn as SignInInput};
 use carrel_core::model::audit::{Action, AuditRecord, Origin};
 use carrel_core::model::ids::UserName;
-use carrel_core::model::user::Role;
 use carrel_proto::v1;
 use carrel_proto::v1::sign_in_server;
 use tonic::{Request, Response, Status};
@@ -38,30 +37,6 @@ impl SignIn {
 
 #[tonic::async_trait]
 impl sign_in_server::SignIn for SignIn {
-    async fn get_sign_in_methods(
-        &self,
-        _: Request<v1::GetSignInMethodsRequest>,
-    ) -> Result<Response<v1::SignInMethods>, Status> {
-        let snapshot = self.context.handle.snapshot();
-        Ok(Response::new(v1::SignInMethods {
-            cluster: snapshot.state().settings.cluster_name.clone(),
-            oidc_provider: String::new(),
-        }))
-    }
-
-    type SignInByDeviceStream = tokio_stream::Empty<Result<v1::DeviceProgress, Status>>;
-
-    async fn sign_in_by_device(
-        &self,
-        _: Request<v1::SignInByDeviceRequest>,
-    ) -> Result<Response<Self::SignInByDeviceStream>, Status> {
-        Err(refuse::with_hint(
-            tonic::Code::FailedPrecondition,
-            "this cluster has no OpenID Connect provider",
-            "`carrel login --ssh-key` signs in with a registered SSH key, `--token` with a token",
-        ))
-    }
-
     async fn start_ssh_key(
         &self,
         _: Request<v1::StartSshKeyRequest>,
@@ -83,7 +58,7 @@ impl sign_in_server::SignIn for SignIn {
         let proved = ssh_key::prove(&self.context, &self.challenges, &request);
         match proved {
             Ok((user, method)) => {
-                let signed_in = give(&self.context, user, method, origin, &wanted, None).await?;
+                let signed_in = give(&self.context, user, method, origin, &wanted).await?;
                 Ok(Response::new(signed_in))
             }
             Err(not) => {
@@ -101,7 +76,6 @@ async fn give(
     method: String,
     origin: Origin,
     wanted: &v1::WantedToken,
-    role: Option<Role>,
 ) -> Result<v1::SignedIn, Status> {
     let (token, mut record) = new_token(wanted, user.clone(), context.clock.now())?;
     record.by_sign_in = true;
@@ -111,7 +85,6 @@ async fn give(
         method,
         origin,
         token: record,
-        role,
     };
     let input = Input::SignIn(Box::new(input));
     context.handle.call(input).await.map_err(refuse::status)?;

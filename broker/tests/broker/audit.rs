@@ -49,7 +49,10 @@ async fn what_happens_is_written_down() {
             .clone()
     };
     find("broker-start", "done");
-    let put = find("user-put", "done");
+    let put = records
+        .iter()
+        .find(|r| r.action == "user-put" && r.subject == "user alice");
+    let put = put.expect("alice was put");
     assert!(put.origin.starts_with("uid ") && put.at_ms > 0, "{put:?}");
     let made = find("token-create", "done");
     assert!(made.subject.contains("of alice"), "{made:?}");

@@ -70,18 +70,21 @@ async fn a_share_is_seen_by_both_and_told_to_the_node() {
         Code::FailedPrecondition
     );
 
-    let told = agent.exchange().await;
-    let ssh = told.jobs[0].ssh.clone().expect("rules");
-    assert_eq!(ssh.principals, ["alice", "bob"]);
-    assert_eq!(ssh.read_only_principals, ["carol"]);
+    // What the node is told of who may enter: in full, and to look on.
+    let rules = |told: &v1::Desired| told.jobs.first().and_then(|job| job.ssh.clone());
+    let shared = |told: &v1::Desired| {
+        rules(told)
+            .is_some_and(|ssh| ssh.principals == ["alice", "bob"] && ssh.read_only_principals == ["carol"])
+    };
+    agent.hear_until("the shares", shared).await;
 
     let unshare = v1::UnshareSessionRequest {
         name: "dev".into(),
         user: "bob".into(),
     };
     alice.unshare_session(unshare).await.expect("taken back");
-    let told = agent.exchange().await;
-    assert_eq!(told.jobs[0].ssh.clone().expect("rules").principals, ["alice"]);
+    let hers = |told: &v1::Desired| rules(told).is_some_and(|ssh| ssh.principals == ["alice"]);
+    agent.hear_until("the share's end", hers).await;
     assert_eq!(
         bob.open_stream(stream).await.expect_err("gone").code(),
         Code::PermissionDenied

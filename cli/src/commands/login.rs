@@ -1,7 +1,7 @@
 //! `carrel login`: signing in to a cluster.
 
 use std::io::IsTerminal as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use carrel_core::model::ids::UserName;
@@ -13,19 +13,18 @@ use crate::config::{Credential, Credentials};
 use crate::connect::{self, Address};
 use crate::context::Context;
 use crate::error::{CliError, Context as _, Result};
-use crate::sign_in::{self, KeySource, Method, Wanted};
+use crate::sign_in::{self, KeySource, Wanted};
 use crate::terminal::{ask_secret, confirm, say};
 use crate::{output, tls, units, view};
 
 /// Sign in to a cluster.
 ///
-/// With a token, with an SSH key that is registered (`carrel key add`), or in a browser where the
-/// cluster has an OpenID Connect provider. Keeps the broker's address, a token and the broker's
-/// certificate authority in ~/.config/carrel/credentials.toml, readable by you only, and makes this
-/// cluster the default.
+/// With a token, or with an SSH key that is registered (`carrel key add`). Keeps the broker's
+/// address, a token and the broker's certificate authority in ~/.config/carrel/credentials.toml,
+/// readable by you only, and makes this cluster the default.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
-    carrel login https://head:7070                    in a browser, or asks for a token\n  \
+    carrel login https://head:7070                    asks for a token\n  \
     carrel login https://head:7070 --ssh-key          with a key of your ssh-agent, or ~/.ssh\n  \
     carrel login https://head:7070 --ssh-key ~/.ssh/work --user alice\n  \
     carrel login https://head:7070 --token - < token.txt\n  \
@@ -44,16 +43,13 @@ pub struct LoginArgs {
         num_args = 0..=1,
         default_missing_value = "",
         hide_default_value = true,
-        conflicts_with_all = ["token", "oidc"]
+        conflicts_with = "token"
     )]
     pub ssh_key: Option<PathBuf>,
-    /// Sign in at the cluster's OpenID Connect provider, in any browser
-    #[arg(long, conflicts_with = "token")]
-    pub oidc: bool,
     /// Your login name there [default: as here]
     #[arg(long, value_name = "USER", requires = "ssh_key")]
     pub user: Option<UserName>,
-    /// How long the sign-in is good for
+    /// How long a sign-in by SSH key is good for
     #[arg(long, value_name = "TIME", value_parser = units::parse_time, default_value = "30d")]
     pub ttl: Duration,
     /// What it is good for: read (looking), sessions (opening, entering, stopping them), or full
@@ -78,8 +74,8 @@ pub async fn run(context: &Context, args: LoginArgs) -> Result<u8> {
         }
         Address::Tls(url) => {
             let ca = authority(url, &args, credentials.brokers.get(url)).await?;
-            let token = match method(url, &ca, &args).await? {
-                Some(method) => sign_in::sign_in(url, &ca, &method, &wanted(&args)).await?.token,
+            let token = match &args.ssh_key {
+                Some(file) => by_ssh_key(url, &ca, file, &args).await?,
                 None => token(&args)?,
             };
             let credential = Credential { token, ca };
@@ -109,32 +105,19 @@ pub async fn run(context: &Context, args: LoginArgs) -> Result<u8> {
     Ok(0)
 }
 
-/// How to sign in; none: with a token that the person has.
-async fn method(url: &str, ca: &str, args: &LoginArgs) -> Result<Option<Method>> {
-    if let Some(file) = &args.ssh_key {
-        let source = if file.as_os_str().is_empty() {
-            KeySource::Usual
-        } else {
-            KeySource::File(file.clone())
-        };
-        let user = match &args.user {
-            Some(user) => user.to_string(),
-            None => std::env::var("USER")
-                .map_err(|_| CliError::usage("your login name is not known").hint("--user USER"))?,
-        };
-        return Ok(Some(Method::SshKey(user, source)));
-    }
-    if args.oidc {
-        return Ok(Some(Method::Device));
-    }
-    // Whoever names nothing and sits at a terminal is led to the provider, if there is one.
-    let led = args.token.is_none() && std::io::stdin().is_terminal();
-    let provider = if led {
-        sign_in::provider(url, ca).await?
+async fn by_ssh_key(url: &str, ca: &str, file: &Path, args: &LoginArgs) -> Result<String> {
+    let source = if file.as_os_str().is_empty() {
+        KeySource::Usual
     } else {
-        None
+        KeySource::File(file.to_owned())
     };
-    Ok(provider.map(|_| Method::Device))
+    let user = match &args.user {
+        Some(user) => user.to_string(),
+        None => std::env::var("USER")
+            .map_err(|_| CliError::usage("your login name is not known").hint("--user USER"))?,
+    };
+    let signed_in = sign_in::by_ssh_key(url, ca, &user, &source, &wanted(args)).await?;
+    Ok(signed_in.token)
 }
 
 fn wanted(args: &LoginArgs) -> Wanted {
@@ -153,7 +136,7 @@ fn token(args: &LoginArgs) -> Result<String> {
         None if std::io::stdin().is_terminal() => ask_secret("Token: ").context("cannot read the token")?,
         None => {
             return Err(CliError::usage("a token is needed")
-                .hint("--token -  reads it from stdin; --ssh-key and --oidc do without"));
+                .hint("--token TOKEN, or --token - to read it from stdin; --ssh-key does without"));
         }
     };
     let token = token.trim().to_owned();

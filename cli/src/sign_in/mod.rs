@@ -1,6 +1,5 @@
-//! Proving who one is, for a token: by SSH key, or through an OpenID Connect provider.
+//! Proving who one is, for a token.
 
-mod device;
 mod ssh_key;
 
 use carrel_proto::v1;
@@ -14,15 +13,6 @@ pub use ssh_key::KeySource;
 
 /// The broker's sign-in service, which needs no token.
 type Client = SignInClient<Channel>;
-
-/// How somebody signs in.
-#[derive(Clone, Debug)]
-pub enum Method {
-    /// With an SSH key that is registered for this user.
-    SshKey(String, KeySource),
-    /// In a browser, wherever that is.
-    Device,
-}
 
 /// What the token is to be.
 #[derive(Clone, Debug)]
@@ -45,19 +35,14 @@ impl From<&Wanted> for v1::WantedToken {
     }
 }
 
-/// Signs in at a broker that is known by these authorities (PEM).
-pub async fn sign_in(url: &str, ca: &str, method: &Method, wanted: &Wanted) -> Result<v1::SignedIn> {
+/// Signs a user in with an SSH key, at a broker that is known by these authorities (PEM).
+pub async fn by_ssh_key(
+    url: &str,
+    ca: &str,
+    user: &str,
+    source: &KeySource,
+    wanted: &Wanted,
+) -> Result<v1::SignedIn> {
     let mut client = SignInClient::new(connect::tls_channel(url, ca).await?);
-    match method {
-        Method::SshKey(user, source) => ssh_key::sign_in(&mut client, ca, user, source, wanted).await,
-        Method::Device => device::sign_in(&mut client, wanted).await,
-    }
-}
-
-/// Host of the cluster's OpenID Connect provider; none: it has none.
-pub async fn provider(url: &str, ca: &str) -> Result<Option<String>> {
-    let mut client = SignInClient::new(connect::tls_channel(url, ca).await?);
-    let methods = client.get_sign_in_methods(v1::GetSignInMethodsRequest {}).await?;
-    let provider = methods.into_inner().oidc_provider;
-    Ok((!provider.is_empty()).then_some(provider))
+    ssh_key::sign_in(&mut client, ca, user, source, wanted).await
 }

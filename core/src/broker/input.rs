@@ -26,14 +26,12 @@ pub struct Caller {
 /// Somebody has proved who they are and gets a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SignIn {
-    /// How: "SSH key SHA256:…", "OpenID Connect".
+    /// How: "SSH key SHA256:…".
     pub method: String,
     /// From where.
     pub origin: Origin,
     /// The token that they get.
     pub token: ApiToken,
-    /// The role that whoever vouches for them says they have; none: it does not say.
-    pub role: Option<Role>,
 }
 
 /// A session as users name it.

@@ -74,7 +74,7 @@ impl Broker {
         Ok(Reply::Done)
     }
 
-    pub(super) fn put_user(&mut self, user: User) {
+    fn put_user(&mut self, user: User) {
         let user = Arc::new(user);
         self.state.users.insert(user.name.clone(), Arc::clone(&user));
         self.record(Change::PutUser(user));

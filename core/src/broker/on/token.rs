@@ -8,7 +8,7 @@ use crate::broker::{Broker, Call, Reject, RejectKind, Reply};
 use crate::model::audit::{Action, AuditRecord, Origin};
 use crate::model::ids::UserName;
 use crate::model::time::Timestamp;
-use crate::model::user::{ApiToken, User};
+use crate::model::user::ApiToken;
 
 /// API tokens that one user may have: each is a way in that somebody has to keep an eye on.
 const MAX_TOKENS: usize = 64;
@@ -89,14 +89,13 @@ impl Broker {
             method,
             origin,
             token,
-            role,
         } = sign_in;
-        let Some(user) = self.state.users.get(&token.user).cloned() else {
+        if !self.state.users.contains_key(&token.user) {
             return Err(Reject::new(
                 RejectKind::NotFound,
                 format!("there is no user {}", token.user),
             ));
-        };
+        }
         if token.expires <= now {
             return Err(Reject::new(
                 RejectKind::Invalid,
@@ -104,24 +103,9 @@ impl Broker {
             ));
         }
         self.make_room_for_sign_in(&token.user)?;
-        let name = user.name.clone();
-        if let Some(role) = role.filter(|role| *role != user.role) {
-            let detail = format!("{} instead of {}, as {method} says", role, user.role);
-            self.note(AuditRecord::new(
-                Some(name.clone()),
-                origin.clone(),
-                Action::UserRole,
-                format!("user {name}"),
-                detail,
-            ));
-            self.put_user(User {
-                role,
-                ..(*user).clone()
-            });
-        }
         let detail = format!("by {method}: {}", token_detail(&token));
         self.note(AuditRecord::new(
-            Some(name),
+            Some(token.user.clone()),
             origin,
             Action::SignIn,
             token_subject(&token),

@@ -26,7 +26,7 @@ fn token(world: &World, number: u32, user: &str) -> ApiToken {
     }
 }
 
-fn sign_in(token: ApiToken, role: Option<Role>) -> Input {
+fn sign_in(token: ApiToken) -> Input {
     Input::SignIn(Box::new(SignIn {
         method: "SSH key SHA256:abc".into(),
         origin: HERE,
@@ -34,7 +34,6 @@ fn sign_in(token: ApiToken, role: Option<Role>) -> Input {
             by_sign_in: true,
             ..token
         },
-        role,
     }))
 }
 
@@ -95,7 +94,7 @@ fn a_user_s_tokens_are_limited() {
     for number in 100..120 {
         world.wait(Duration::from_secs(1));
         let made = token(&world, number, "alice");
-        world.must(sign_in(made, None));
+        world.must(sign_in(made));
     }
     let tokens = &world.broker.state().tokens;
     assert_eq!(tokens.len(), 64);
@@ -109,30 +108,18 @@ fn a_user_s_tokens_are_limited() {
 }
 
 #[test]
-fn a_sign_in_is_noted_and_may_bring_a_role() {
+fn a_sign_in_is_noted_once() {
     let mut world = World::new(&[]);
-    let made = token(&world, 1, "alice");
-    world.must(sign_in(made, Some(Role::Operator)));
-    let alice: UserName = "alice".parse().expect("a name");
-    assert_eq!(world.broker.state().users[&alice].role, Role::Operator);
-    assert_eq!(
-        (count(&world, Action::SignIn), count(&world, Action::UserRole)),
-        (1, 1)
-    );
+    let made = token(&world, 3, "alice");
+    world.must(sign_in(made));
+    assert_eq!(count(&world, Action::SignIn), 1);
     assert!(
         log(&world)
             .iter()
             .all(|record| !record.detail.contains("carrel_"))
     );
-    // The provider takes it back as it gave it; whoever says nothing of roles changes none.
-    let made = token(&world, 2, "alice");
-    world.must(sign_in(made, None));
-    assert_eq!(world.broker.state().users[&alice].role, Role::Operator);
-    let made = token(&world, 3, "alice");
-    world.must(sign_in(made, Some(Role::User)));
-    assert_eq!(world.broker.state().users[&alice].role, Role::User);
     let nobody = token(&world, 4, "nobody");
-    assert!(world.handle(sign_in(nobody, None)).is_err());
+    assert!(world.handle(sign_in(nobody)).is_err());
     // Its first use is no second sign-in.
     let before = count(&world, Action::SignIn);
     world.must(Input::UseToken("t3".into(), HERE));
