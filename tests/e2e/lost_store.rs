@@ -141,6 +141,9 @@ fn a_lost_store() {
         fs::remove_file(file).ok();
     }
     cluster.broker.restart();
+    cluster.ready("the broker answers", |this| {
+        this.carrel(ROOT, ["ps"]).run().code == 0
+    });
     cluster.ready("the node is found", |this| {
         this.json(ROOT, ["nodes"])[0]["state"] == "FOUND"
     });

@@ -13,7 +13,8 @@ pub fn parent(pid: i32) -> i32 {
     line.and_then(|pid| pid.trim().parse().ok()).unwrap_or(0)
 }
 
-/// Processes of a name inside a cluster's sandbox.
+/// Processes of a name inside a cluster's sandbox that have not ended: what nobody has waited for has no
+/// command line.
 pub fn named(cluster: &Cluster, name: &str) -> Vec<i32> {
     let in_sandbox = |pid: i32| {
         let mut ancestors = std::iter::successors(Some(pid), |pid| Some(parent(*pid)).filter(|pid| *pid > 1));
@@ -21,7 +22,8 @@ pub fn named(cluster: &Cluster, name: &str) -> Vec<i32> {
     };
     let all = std::fs::read_dir("/proc").expect("/proc").flatten();
     all.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-        .filter(|pid| read(*pid, "comm").trim() == name && in_sandbox(*pid))
+        .filter(|pid| read(*pid, "comm").trim() == name && !read(*pid, "cmdline").is_empty())
+        .filter(|pid| in_sandbox(*pid))
         .collect()
 }
 

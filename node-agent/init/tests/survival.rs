@@ -7,8 +7,9 @@ use std::process::Stdio;
 
 use carrel_proto::v1::InitRequest;
 use nix::sys::signal::{Signal, kill};
+use nix::time::{ClockId, clock_gettime};
 use nix::unistd::Pid;
-use support::{World, wait_for};
+use support::{Way, World, wait_for};
 
 #[test]
 fn a_killed_server_comes_back_with_its_key_and_config_and_costs_no_process() {
@@ -57,6 +58,16 @@ fn the_lease_ends_everything_even_without_a_server() {
     kill(Pid::from_raw(world.server_pid()), Signal::SIGKILL).unwrap();
     assert_eq!(world.wait_exit().code(), Some(75), "{}", world.log());
     assert!(!Path::new(&format!("/proc/{}", pid.trim())).exists());
+}
+
+/// An agent that dies between the start and its first contact leaves nothing running.
+#[test]
+fn the_first_lease_is_in_the_configuration() {
+    let now = clock_gettime(ClockId::CLOCK_BOOTTIME).unwrap();
+    let now = now.tv_sec() as u64 * 1000 + now.tv_nsec() as u64 / 1_000_000;
+    let mut world = World::start_with(Way::Raw, |config| config.first_lease_end_ms = now + 8_000);
+    world.say("nohup sleep 1000 < /dev/null > /dev/null 2>&1 &");
+    assert_eq!(world.wait_exit().code(), Some(75), "{}", world.log());
 }
 
 #[test]
