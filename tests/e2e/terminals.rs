@@ -158,7 +158,7 @@ fn a_stopped_job_ends_its_terminal() {
     terminal.expect("Granted job allocation");
     terminal.ask("echo begun-$((40 + 2))", "begun-42");
     cluster.carrel(ALICE, ["stop", "stopped"]).ok();
-    terminal.expect("was stopped");
+    terminal.expect("stopped by alice");
     assert_eq!(terminal.wait(), 255, "{terminal}");
     cluster.carrel(ALICE, ["rm", "-f", "stopped"]).ok();
 }

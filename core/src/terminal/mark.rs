@@ -97,12 +97,11 @@ impl Marks {
                 (BEGIN, true) => self.begun.push(BEGIN),
                 (_, true) => rest.push(*byte),
                 (END, false) => {
-                    match Mark::parse(&self.begun[1..]) {
-                        Some(mark) => marks.push(mark),
-                        None => {
-                            rest.append(&mut self.begun);
-                            rest.push(END);
-                        }
+                    if let Some(mark) = Mark::parse(&self.begun[1..]) {
+                        marks.push(mark);
+                    } else {
+                        rest.append(&mut self.begun);
+                        rest.push(END);
                     }
                     self.begun.clear();
                 }

@@ -48,6 +48,9 @@ use crate::wire::{self, fds};
 /// little for one user, and the CPUs are the job's.
 const THREADS: usize = 2;
 
+/// How long terminals have to tell their viewers how they ended, before connections end.
+const LAST_WORDS: std::time::Duration = std::time::Duration::from_millis(300);
+
 /// How long connections have to say goodbye once everything ends.
 const GOODBYE: std::time::Duration = std::time::Duration::from_millis(1500);
 
@@ -180,6 +183,8 @@ async fn serve(inherited: Inherited) -> anyhow::Result<()> {
 
     shared.keeper.run(&shared).await;
     info!("the keeper is done");
+    // Viewers hear how their terminals ended before their connections do.
+    let _ = tokio::time::timeout(LAST_WORDS, shared.terminals.tell_ends()).await;
     ending.cancel();
     tasks.close();
     // Connections that do not end in time end with this process.

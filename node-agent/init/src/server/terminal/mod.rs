@@ -105,6 +105,14 @@ impl Terminals {
         }
     }
 
+    /// Waits until every terminal's viewers know how it ended. All have ended.
+    pub async fn tell_ends(&self) {
+        let all: Vec<_> = self.lock().terminals.values().cloned().collect();
+        for terminal in all {
+            terminal.left().await;
+        }
+    }
+
     fn begin(&self, terminal: Arc<Terminal>) {
         self.lock()
             .terminals

@@ -230,6 +230,18 @@ impl Terminal {
         self.fit(&mut state);
         drop(state);
         self.progress.notify_one();
+        self.changed.send_replace(());
+    }
+
+    /// Waits until nobody looks any more.
+    pub async fn left(&self) {
+        let mut changes = self.watch();
+        loop {
+            changes.mark_unchanged();
+            if self.lock().viewers.count() == (0, 0) || changes.changed().await.is_err() {
+                return;
+            }
+        }
     }
 
     /// What a viewer gets next.
