@@ -21,7 +21,7 @@ use crate::progress::Progress;
 use crate::signals::{Signal, Signals};
 use crate::ssh::access::Access;
 use crate::ssh::client::Route;
-use crate::terminal::say;
+use crate::terminal::{is_interactive, say};
 use crate::wait;
 
 /// Wait before the second attempt in a row; doubled from one to the next.
@@ -99,6 +99,10 @@ pub async fn run(way: &mut Way<'_>, mut asked: Attach, signals: &mut Signals) ->
                 why
             }
         };
+        if !is_interactive() {
+            // It broke because the window was closed, and there is nowhere to show it.
+            return Ok(Left::Signal(Signal::HangUp));
+        }
         let outage = outage.get_or_insert_with(|| Outage::begin(&way.route.session, &why));
         if let Some(left) = outage.pause(way, asked.job, &why, signals).await {
             return Ok(left);
