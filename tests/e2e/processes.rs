@@ -34,3 +34,18 @@ pub fn ssh_servers(cluster: &Cluster) -> Vec<i32> {
         .filter(|pid| read(parent(*pid), "comm").trim() == "carrel-init")
         .collect()
 }
+
+/// A `carrel` of a cluster's user with these arguments first. It is no descendant of the sandbox's
+/// process 1: it was entered from outside.
+pub fn carrel(cluster: &Cluster, args: &[&str]) -> Option<i32> {
+    let program = cluster.root().display().to_string();
+    let all = std::fs::read_dir("/proc").expect("/proc").flatten();
+    all.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .filter(|pid| read(*pid, "comm").trim() == "carrel")
+        .find(|pid| {
+            let line = read(*pid, "cmdline");
+            let mut words = line.split('\0');
+            words.next().is_some_and(|first| first.starts_with(&program))
+                && args.iter().all(|arg| words.next() == Some(arg))
+        })
+}

@@ -9,7 +9,7 @@ use carrel_tests::wait;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::processes::ssh_servers;
+use crate::processes::{self, ssh_servers};
 use crate::shared::{self, SMALL};
 
 /// How long a person waits before typing again.
@@ -98,8 +98,11 @@ fn a_closed_window_ends_nothing() {
         (&listed[0]["columns"], &listed[0]["rows"]),
         (&80.into(), &24.into())
     );
-    // Hung up, as by its window's end.
-    drop(first);
+    // As its window's end does.
+    let alloc = processes::carrel(cluster, &["alloc", "--name", "window"]).expect("it runs");
+    kill(Pid::from_raw(alloc), Signal::SIGHUP).expect("it runs");
+    first.expect("`carrel attach window` returns to it");
+    assert_eq!(first.wait(), 129, "{first}");
     cluster.ready("nobody looks", |_| list()[0]["viewers"] == 0);
 
     let mut again = cluster.terminal(ALICE, ["attach", "window"]);
