@@ -23,8 +23,6 @@ use carrel_tests::wait;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::shared::{self, SMALL};
-
 const GPUS: [&str; 6] = ["--gpus", "2", "-c", "1", "--mem", "256M"];
 
 /// Bytes there and back. `CARREL_TEST_TRANSFER` sets it, in MiB.
@@ -248,8 +246,9 @@ fn terminal(cluster: &Cluster, alias: &str) -> Terminal {
     terminal
 }
 
-/// A shell goes on after gateway, agent and broker were killed together, before there is a broker
-/// again; and after its own client stood still for longer than anyone waits for a sign of life.
+/// A shell goes on after gateway and broker were killed together, before there is a broker again;
+/// after its agent was killed; and after its own client stood still for longer than anyone waits for
+/// a sign of life.
 #[test]
 fn a_shell_outlives_everything() {
     let mut cluster = Cluster::start(&Options::default());
@@ -259,13 +258,13 @@ fn a_shell_outlives_everything() {
 
     cluster.broker.kill9();
     cluster.gateway.kill9();
-    cluster.agents[0].kill9();
     shell.line("echo typed-$((40 + 2))");
-    cluster.agents[0].restart();
     cluster.gateway.restart();
     shell.expect("typed-42");
-    shell.ask("echo $mine-$((40 + 2))", "kept-42");
     cluster.broker.restart();
+    cluster.agents[0].kill9();
+    cluster.agents[0].restart();
+    shell.ask("echo $mine-$((40 + 2))", "kept-42");
 
     let proxy = cluster
         .cmd(ROOT, "pgrep")
@@ -312,16 +311,16 @@ fn a_shell_comes_back_after_its_ticket_has_expired() {
     shell.expect("connected to dev again");
     shell.ask("echo again-$((40 + 2))", "again-42");
     cluster.carrel(ALICE, ["rm", "-f", "dev"]).ok();
-    // The session is over, and so is the connection: both say so.
-    shell.expect("Connection to dev.alice.carrel closed");
+    // The session is over, and so is the connection.
+    shell.wait();
 }
 
 /// A stream whose other end is gone says so once, and ends.
 #[test]
 fn a_stream_whose_server_was_killed_ends() {
-    let cluster = shared::cluster();
-    let session = cluster.open(ALICE, "killed", &SMALL);
-    let mut shell = terminal(cluster, &session.alias());
+    let cluster = Cluster::start(&Options::default());
+    let session = cluster.open(ALICE, "killed", &GPUS);
+    let mut shell = terminal(&cluster, &session.alias());
     shell.line("for p in /proc/[0-9]*; do grep -qx carrel-ssh $p/comm && kill -9 ${p#/proc/}; done");
     shell.expect("cannot be resumed: the session no longer keeps this connection");
     assert_eq!(shell.wait(), 255, "{shell}");
@@ -412,13 +411,13 @@ async fn claim(socket: &mut Socket, id: StreamId, secret: &Secret) {
 /// stream's own secret, does not get the stream, and does not disturb it.
 #[test]
 fn a_replayed_ticket_and_a_stolen_stream() {
-    let cluster = shared::cluster();
-    let session = cluster.open(ALICE, "stolen", &SMALL);
-    let id = session.record()["id"].to_string();
+    let cluster = Cluster::start(&Options::default());
+    let session = cluster.open(ALICE, "stolen", &GPUS);
+    let id = format!("{}.{}", session.name(), ALICE.name);
     let gateway = carrel_proto::stream::Endpoint::Unix(cluster.root().join("gateway/streams.sock"));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.expect("a runtime").block_on(async {
-        let shown = ticket(cluster, &id).await;
+        let shown = ticket(&cluster, &id).await;
         let mut owner = Dialled::new();
         let stream = owner.endpoint.id();
         let opened = open_with_ticket(&gateway, &shown, stream)

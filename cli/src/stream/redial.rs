@@ -130,7 +130,8 @@ async fn refusal(socket: &mut Socket, id: StreamId, begun: &[u8]) -> Failure {
             text,
         }) => Failure::Passing(text),
         Err(StreamError::Closed { text, .. }) => Failure::Final(text),
-        Err(error) => Failure::Final(error.to_string()),
+        // Not an answer to a claim: one that came too late was taken for something else.
+        Err(error) => Failure::Passing(error.to_string()),
         Ok(()) => Failure::Passing("the session does not answer".into()),
     }
 }
