@@ -147,10 +147,13 @@ impl Trial {
             let reached = UnixStream::connect(target).is_ok();
             self.check(!reached, || format!("{name} at {target} can be reached"));
         }
-        let listed = fs::read_dir(run_dir).is_ok();
-        self.check(!listed, || {
-            format!("{} of process 1 can be entered", run_dir.display())
-        });
+        // A node's root who runs a job of his own is the owner of it.
+        if !nix::unistd::geteuid().is_root() {
+            let listed = fs::read_dir(run_dir).is_ok();
+            self.check(!listed, || {
+                format!("{} of process 1 can be entered", run_dir.display())
+            });
+        }
         let until = Instant::now() + CONNECT_WAIT;
         for (probe, connecting) in fence.addresses.iter().zip(connecting) {
             let reached = connecting.reached(until);
