@@ -8,7 +8,7 @@ use carrel_core::agent::{
 use carrel_core::model::gpu::{GpuInfo, Inventory};
 use carrel_core::model::ids::{ClusterId, GpuUuid, JobKey, NodeName};
 use carrel_core::model::job::FenceReport;
-use carrel_core::model::node::{Desired, Observed};
+use carrel_core::model::node::{Desired, DesiredJob, Observed};
 use carrel_core::model::time::Timestamp;
 use carrel_core::model::topology::{Link, LinkMatrix};
 
@@ -376,6 +376,14 @@ impl Node {
         let order = (desired.incarnation.number, desired.generation);
         if desired.cluster == self.cluster && order >= self.newest {
             self.newest = order;
+            let moved_back = |job: &DesiredJob| {
+                let known = self.deadlines.get(&job.key);
+                known.is_some_and(|deadline| *deadline > job.deadline)
+            };
+            if desired.jobs.iter().any(moved_back) {
+                // A restored backup does not know of an extension: the agent gets its time to end what is past.
+                self.up_since = now;
+            }
             let told = desired.jobs.iter().map(|job| (job.key, job.deadline));
             self.deadlines.extend(told);
             self.stale = false;
