@@ -41,11 +41,9 @@ pub struct LoginArgs {
         long,
         value_name = "FILE",
         num_args = 0..=1,
-        default_missing_value = "",
-        hide_default_value = true,
         conflicts_with = "token"
     )]
-    pub ssh_key: Option<PathBuf>,
+    pub ssh_key: Option<Option<PathBuf>>,
     /// Your login name there [default: as here]
     #[arg(long, value_name = "USER", requires = "ssh_key")]
     pub user: Option<UserName>,
@@ -75,7 +73,7 @@ pub async fn run(context: &Context, args: LoginArgs) -> Result<u8> {
         Address::Tls(url) => {
             let ca = authority(url, &args, credentials.brokers.get(url)).await?;
             let token = match &args.ssh_key {
-                Some(file) => by_ssh_key(url, &ca, file, &args).await?,
+                Some(file) => by_ssh_key(url, &ca, file.as_deref(), &args).await?,
                 None => token(&args)?,
             };
             let credential = Credential { token, ca };
@@ -105,12 +103,8 @@ pub async fn run(context: &Context, args: LoginArgs) -> Result<u8> {
     Ok(0)
 }
 
-async fn by_ssh_key(url: &str, ca: &str, file: &Path, args: &LoginArgs) -> Result<String> {
-    let source = if file.as_os_str().is_empty() {
-        KeySource::Usual
-    } else {
-        KeySource::File(file.to_owned())
-    };
+async fn by_ssh_key(url: &str, ca: &str, file: Option<&Path>, args: &LoginArgs) -> Result<String> {
+    let source = file.map_or(KeySource::Usual, |file| KeySource::File(file.to_owned()));
     let user = match &args.user {
         Some(user) => user.to_string(),
         None => std::env::var("USER")
