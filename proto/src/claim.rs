@@ -103,7 +103,7 @@ mod tests {
         ];
         let public = StreamKey::new(random).public();
         assert_eq!(public[..4], [0x85, 0x20, 0xf0, 0x09]);
-        assert_eq!(public[28..], [0x4e, 0xaa, 0x9b, 0x6a]);
+        assert_eq!(public[28..], [0xaa, 0x9b, 0x4e, 0x6a]);
     }
 
     #[test]

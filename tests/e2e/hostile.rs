@@ -17,7 +17,7 @@ const GROWTH: u64 = 192 << 20;
 fn memory(program: &Daemon, field: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", program.pid())).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix(field));
-    let kibibytes = line.and_then(|rest| rest.split_whitespace().nth(0)?.parse::<u64>().ok());
+    let kibibytes = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
     kibibytes.unwrap_or_else(|| panic!("no {field} of {program:?}")) << 10
 }
 
