@@ -50,14 +50,14 @@ call("open_tree", 428, -1, 0, -1)
 
 /// Tries to become a debugger of the processes named; prints "attached" or the error of each.
 const ATTACH: &str = r#"
-import ctypes, errno, subprocess, sys
+import ctypes, errno, os, signal, subprocess, sys
 libc = ctypes.CDLL(None, use_errno=True)
-child = subprocess.Popen(["sleep", "1000"])
+child = subprocess.Popen(["sleep", "1000"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 for pid in [*map(int, sys.argv[1:]), child.pid]:
     ctypes.set_errno(0)
     result = libc.ptrace(ctypes.c_long(16), ctypes.c_long(pid), None, None)
     print("attached" if result == 0 else errno.errorcode[ctypes.get_errno()])
-child.kill()
+os.kill(child.pid, signal.SIGKILL)
 "#;
 
 fn python(session: &Session<'_>, code: &str, arguments: &str) -> String {

@@ -6,6 +6,7 @@
 mod alone;
 mod bad_input;
 mod channels;
+mod chaos;
 mod deadlines;
 mod faults;
 mod fence;

@@ -412,8 +412,9 @@ async fn claim(socket: &mut Socket, id: StreamId, secret: &Secret) {
 #[test]
 fn a_replayed_ticket_and_a_stolen_stream() {
     let cluster = Cluster::start(&Options::default());
-    let session = cluster.open(ALICE, "stolen", &GPUS);
-    let id = format!("{}.{}", session.name(), ALICE.name);
+    // The test's own, who is root: a ticket is for whoever owns the session.
+    let session = cluster.open(ROOT, "stolen", &GPUS);
+    let id = session.name().to_owned();
     let gateway = carrel_proto::stream::Endpoint::Unix(cluster.root().join("gateway/streams.sock"));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.expect("a runtime").block_on(async {

@@ -134,7 +134,7 @@ fn an_ssh_key_over_tls() {
     login("by-agent", &env, &["--ssh-key", "--scope", "read"]).ok();
     elsewhere(cluster, ALICE, "by-agent", &[]).arg("ps").ok();
     elsewhere(cluster, ALICE, "by-agent", &[])
-        .args(["stop", "anything"])
+        .args(["alloc", "-c", "1", "--mem", "64M", "--", "true"])
         .run()
         .fails(5, &["sessions"]);
     let sign_ins = cluster
