@@ -51,6 +51,8 @@ pub struct Gateway {
     keys: Arc<Keys>,
     enrolment: Enrolment,
     handle: Handle,
+    /// From before anybody could show one.
+    tickets: tickets::Tickets,
     resumption_validity: Duration,
 }
 
@@ -91,6 +93,8 @@ impl Handle {
 impl Gateway {
     /// Reads or makes the keys, and binds the sockets.
     pub async fn bind(options: Options) -> Result<Self> {
+        // Before its sockets are there, so that no ticket that is shown here is older.
+        let tickets = tickets::Tickets::new();
         let most = net::streams_by_open_files();
         let keys = Arc::new(Keys::open(&options.state)?);
         let control = Control::new(&options.broker)?;
@@ -125,6 +129,7 @@ impl Gateway {
             keys,
             enrolment,
             handle,
+            tickets,
             resumption_validity: options.resumption_validity.unwrap_or(limits::RESUMPTION_VALIDITY),
         })
     }
@@ -143,6 +148,7 @@ impl Gateway {
             keys,
             enrolment,
             handle,
+            tickets,
             resumption_validity,
         } = self;
         info!(ssh = %handle.endpoints.ssh, link = %handle.endpoints.link, streams = %handle.endpoints.streams,
@@ -178,7 +184,7 @@ impl Gateway {
             let stream_service = Streams {
                 material: handle.material.clone(),
                 links: handle.links.clone(),
-                tickets: tickets::Tickets::new(),
+                tickets,
                 resumption_validity,
                 quota: handle.quota.clone(),
                 handshakes: Arc::new(Semaphore::new(limits::HANDSHAKES)),

@@ -8,10 +8,12 @@ use std::fs;
 use std::io::{self, Read};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 use carrel_proto::v1::Identity;
 use containerd_client::types::Mount;
+use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
@@ -20,6 +22,10 @@ use tokio::sync::oneshot;
 
 use super::etc::SHELLS;
 
+/// A mount that is busy for longer is held by more than a program that starts.
+const BUSY_PATIENCE: Duration = Duration::from_secs(5);
+/// Between two attempts.
+const BUSY_PAUSE: Duration = Duration::from_millis(1);
 /// Largest file read from an image's /etc, bytes.
 const MAX_FILE: u64 = 4 << 20;
 
@@ -76,8 +82,20 @@ fn on_own_thread(visit: &Visit) -> Result<Found> {
     // Unmounted before the container mounts the same layers; the namespace's end alone would race with it.
     fchdir(&outside)?;
     chroot(".")?;
-    umount2(&visit.at, MntFlags::empty()).context("unmounting the snapshot")?;
+    unmount(&visit.at).context("unmounting the snapshot")?;
     found
+}
+
+/// Unmounts. A program that another thread starts just now has this process's open files until it
+/// executes, and keeps the mount busy for so long.
+fn unmount(at: &Path) -> nix::Result<()> {
+    let gives_up = Instant::now() + BUSY_PATIENCE;
+    loop {
+        match umount2(at, MntFlags::empty()) {
+            Err(Errno::EBUSY) if Instant::now() < gives_up => std::thread::sleep(BUSY_PAUSE),
+            ended => return ended,
+        }
+    }
 }
 
 fn inside(visit: &Visit) -> Result<Found> {
