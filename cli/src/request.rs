@@ -60,7 +60,7 @@ fn parse_variable(text: &str) -> std::result::Result<v1::EnvVar, String> {
     }
 }
 
-/// "SOURCE[:TARGET][:ro]".
+/// `SOURCE[:TARGET][:ro]`.
 fn parse_mount(text: &str) -> std::result::Result<v1::Mount, String> {
     let parts: Vec<&str> = text.split(':').collect();
     let (source, target, read_only) = match parts[..] {

@@ -75,12 +75,11 @@ fn many(seeds: u64, mutant: Option<Mutant>) -> bool {
 fn mutants(seeds: u64) -> bool {
     let mut missed = 0;
     for mutant in Mutant::ALL {
-        match catch(mutant, seeds).by {
-            Some(finding) => println!("{mutant:<26} seed {:>3}: {}", finding.seed, finding.what),
-            None => {
-                println!("{mutant:<26} NOT NOTICED in {seeds} seeds");
-                missed += 1;
-            }
+        if let Some(finding) = catch(mutant, seeds).by {
+            println!("{mutant:<26} seed {:>3}: {}", finding.seed, finding.what);
+        } else {
+            println!("{mutant:<26} NOT NOTICED in {seeds} seeds");
+            missed += 1;
         }
     }
     println!(

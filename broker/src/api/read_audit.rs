@@ -77,11 +77,13 @@ impl Reader {
                     let last = page.len() < AUDIT_PAGE;
                     self.page = page.into();
                     self.over = last && !self.follow;
-                    if last && self.follow && self.page.is_empty() {
-                        if let Err(status) = self.wait().await {
-                            self.over = true;
-                            return Some((Err(status), self));
-                        }
+                    if last
+                        && self.follow
+                        && self.page.is_empty()
+                        && let Err(status) = self.wait().await
+                    {
+                        self.over = true;
+                        return Some((Err(status), self));
                     }
                 }
                 Err(status) => {

@@ -319,7 +319,7 @@ mod tests {
         let tickets = Tickets::new();
         let (grant, _) = take(&tickets, &ticket(1, "n1"), NOW).expect("a grant");
         let next = grant
-            .resumption(&KEY, STREAM, NOW, Duration::from_secs(60))
+            .resumption(&KEY, STREAM, NOW, Duration::from_mins(1))
             .content;
         let later = Timestamp(NOW.0 + 50_000);
         for other in [None, Some(StreamId([9; 16]))] {

@@ -30,7 +30,7 @@ pub(super) fn load(store: &Store) -> Result<Vec<Change>, StoreError> {
     })?;
     bodies(store, "jobs", |job| changes.push(Change::PutJob(Arc::new(job))))?;
     rows_of_nodes(store, "removals", "session, 0", |node, session, _| {
-        changes.push(Change::PutRemoval(node, SessionId(session)))
+        changes.push(Change::PutRemoval(node, SessionId(session)));
     })?;
     rows_of_nodes(store, "tombstones", "job, generation", |node, job, generation| {
         let key = JobKey {

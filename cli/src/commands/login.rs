@@ -43,6 +43,8 @@ pub struct LoginArgs {
         num_args = 0..=1,
         conflicts_with = "token"
     )]
+    // Absent, without a value, with one: clap's form of an option with an optional value.
+    #[allow(clippy::option_option)]
     pub ssh_key: Option<Option<PathBuf>>,
     /// Your login name there [default: as here]
     #[arg(long, value_name = "USER", requires = "ssh_key")]

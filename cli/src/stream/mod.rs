@@ -300,15 +300,14 @@ where
         };
         self.pending = None;
         self.endpoint.detach();
-        let secret = match self.endpoint.peer_key() {
-            Some(peer) => match self.key.dialled(self.endpoint.id(), &peer) {
+        let secret = if let Some(peer) = self.endpoint.peer_key() {
+            match self.key.dialled(self.endpoint.id(), &peer) {
                 Some(secret) => Some(secret),
                 None => return Some(Ending::Broken(why)),
-            },
-            None => {
-                self.endpoint.begin_anew(StreamId(rand::random()));
-                None
             }
+        } else {
+            self.endpoint.begin_anew(StreamId(rand::random()));
+            None
         };
         let (sender, reason) = watch::channel(why);
         let lost = Lost {

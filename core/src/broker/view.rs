@@ -43,8 +43,8 @@ pub fn state_reason(state: &State, job: &Job) -> String {
         Phase::Ended { ending, .. } => ending.reason.clone(),
         Phase::Placed(placed) => {
             let detail = |open: fn(&RankStatus) -> bool| {
-                let ranks = (0..placed.ranks.len()).filter(|rank| open(&placed.ranks[*rank]));
-                ranks.filter_map(|rank| rank_detail(state, job, rank)).next()
+                let mut ranks = (0..placed.ranks.len()).filter(|rank| open(&placed.ranks[*rank]));
+                ranks.find_map(|rank| rank_detail(state, job, rank))
             };
             match &placed.ending {
                 None => detail(|rank| !rank.ready).unwrap_or_default(),

@@ -57,7 +57,10 @@ impl Broker {
             Input::RemoveSshKey(caller, key) => self.on_remove_ssh_key(&caller, &key),
             Input::CreateToken(caller, token) => self.on_create_token(&caller, token),
             Input::RevokeToken(caller, id) => self.on_revoke_token(&caller, &id),
-            Input::UseToken(id, origin) => self.on_use_token(now, &id, origin),
+            Input::UseToken(id, origin) => {
+                self.on_use_token(now, &id, origin);
+                Ok(Reply::Done)
+            }
             Input::SignIn(sign_in) => self.on_sign_in(now, *sign_in),
             Input::Note(record) => {
                 self.note(*record);

@@ -54,17 +54,12 @@ impl Broker {
 
     /// Keeps when and from where a token was last used, coarsely; its first use, and one from
     /// elsewhere than the last, are sign-ins.
-    pub(super) fn on_use_token(
-        &mut self,
-        now: Timestamp,
-        id: &Arc<str>,
-        origin: Origin,
-    ) -> Result<Reply, Reject> {
+    pub(super) fn on_use_token(&mut self, now: Timestamp, id: &Arc<str>, origin: Origin) {
         let Some(token) = self.state.tokens.get(id).cloned() else {
-            return Ok(Reply::Done);
+            return;
         };
         if !token.use_is_due(now) {
-            return Ok(Reply::Done);
+            return;
         }
         let former = token.last_used.as_ref().map(|(_, from)| from);
         let new = former != Some(&origin) && !(former.is_none() && token.by_sign_in);
@@ -81,7 +76,6 @@ impl Broker {
             last_used: Some((now, origin)),
             ..(*token).clone()
         });
-        Ok(Reply::Done)
     }
 
     pub(super) fn on_sign_in(&mut self, now: Timestamp, sign_in: SignIn) -> Result<Reply, Reject> {

@@ -55,7 +55,7 @@ fn roles_reach_as_far_as_the_table_says() {
         ),
         (
             Role::Operator,
-            Box::new(move |by| Input::ExtendSession(by, dev(), Duration::from_secs(60))),
+            Box::new(move |by| Input::ExtendSession(by, dev(), Duration::from_mins(1))),
         ),
         (
             Role::Operator,

@@ -256,7 +256,7 @@ impl Connection {
         let permitted = self
             .permissions
             .as_ref()
-            .is_some_and(|permissions| permissions.sees_terminals());
+            .is_some_and(super::auth::Permissions::sees_terminals);
         let looks_on = self.looks_on();
         let Some(state) = self.channels.get_mut(&id).filter(|_| permitted) else {
             return session.channel_failure(id);

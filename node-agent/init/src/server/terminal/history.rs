@@ -379,7 +379,7 @@ mod tests {
     #[test]
     fn a_line_without_end_is_cut_somewhere() {
         let (mut history, _file) = History::create(&about()).unwrap();
-        history.append(&[b'x'; SCROLLBACK]);
+        history.append(&vec![b'x'; SCROLLBACK]);
         history.append(&[b'x'; 100]);
         assert_eq!(history.beginning(history.tail()).0, 100);
     }

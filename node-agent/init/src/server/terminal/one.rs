@@ -196,13 +196,12 @@ impl Terminal {
         let mut state = self.lock();
         let (tail, head) = (state.history.tail(), state.history.head());
         let seen = seen.filter(|position| (tail..=head).contains(position));
-        let (position, prefix) = match seen {
+        let (position, prefix) = if let Some(position) = seen {
             // Its terminal is as that output left it.
-            Some(position) => (position, Vec::new()),
-            None => {
-                let (position, screen) = state.history.beginning(tail);
-                (position, screen.restore())
-            }
+            (position, Vec::new())
+        } else {
+            let (position, screen) = state.history.beginning(tail);
+            (position, screen.restore())
         };
         let id = state
             .viewers
