@@ -26,7 +26,7 @@ use anyhow::{Context, Result, bail};
 use carrel_core::model::ids::NodeName;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -42,6 +42,7 @@ use self::net::Listener;
 use self::quota::Quota;
 use self::streams::Streams;
 use crate::ca::tls::CurrentTls;
+use crate::handshakes::Handshakes;
 
 /// A gateway whose sockets are bound. [`run`](Self::run) serves them.
 pub struct Gateway {
@@ -187,7 +188,7 @@ impl Gateway {
                 tickets,
                 resumption_validity,
                 quota: handle.quota.clone(),
-                handshakes: Arc::new(Semaphore::new(limits::HANDSHAKES)),
+                handshakes: Handshakes::new(limits::HANDSHAKES),
                 tasks: tasks.clone(),
                 cancel: cancel.clone(),
             };

@@ -19,6 +19,7 @@ use tracing::warn;
 
 use super::limits;
 use super::options::Bound;
+use crate::handshakes::Source;
 
 /// A silent peer is asked for a sign of life after this time …
 const KEEPALIVE_IDLE: Duration = Duration::from_mins(1);
@@ -60,11 +61,14 @@ impl Listener {
         }
     }
 
-    /// Accepts one connection. Safe to cancel.
-    pub async fn accept(&self) -> io::Result<Socket> {
+    /// Accepts one connection; says where it comes from. Safe to cancel.
+    pub async fn accept(&self) -> io::Result<(Socket, Source)> {
         match self {
-            Self::Tcp(listener) => Ok(accept_tcp(listener).await?.0.into()),
-            Self::Unix(listener, _) => Ok(listener.accept().await?.0.into()),
+            Self::Tcp(listener) => {
+                let (stream, peer) = accept_tcp(listener).await?;
+                Ok((stream.into(), peer.ip().into()))
+            }
+            Self::Unix(listener, _) => Ok((listener.accept().await?.0.into(), Source::Local)),
         }
     }
 }

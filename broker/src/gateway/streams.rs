@@ -10,11 +10,11 @@ use carrel_core::stream::claim::{CLAIM_BYTES, Claim};
 use carrel_proto::relay::relay;
 use carrel_proto::socket::{Socket, read_frame};
 use carrel_proto::stream::{
-    Caller, Hello, NONCE_LEN, Nonce, Secret, accept_frame, parse_hello, refuse_frame, ticket_secret,
+    Caller, Hello, Nonce, Secret, accept_frame, parse_hello, refuse_frame, ticket_secret,
 };
 use carrel_proto::v1::StreamRefusal;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{Instrument, debug, info, info_span};
@@ -25,6 +25,7 @@ use super::links::{Links, OpenError};
 use super::net::{self, Listener};
 use super::quota::Quota;
 use super::tickets::{Grant, Reservation, Shown, TicketError, Tickets};
+use crate::handshakes::{Handshake, Handshakes};
 
 /// What every stream connection needs. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -35,7 +36,7 @@ pub(super) struct Streams {
     /// Of tickets to go on with a stream.
     pub resumption_validity: Duration,
     pub quota: Quota,
-    pub handshakes: Arc<Semaphore>,
+    pub handshakes: Handshakes,
     pub tasks: TaskTracker,
     pub cancel: CancellationToken,
 }
@@ -49,8 +50,6 @@ enum Refused {
     Quota(#[from] super::quota::QuotaError),
     #[error(transparent)]
     Open(#[from] OpenError),
-    #[error("the gateway has too many connections that have not said who they are: try again")]
-    Handshakes,
     #[error("the gateway has not reached its broker yet: try again")]
     NotReady,
 }
@@ -59,7 +58,7 @@ impl Refused {
     /// What the client is to do.
     fn refusal(&self) -> StreamRefusal {
         match self {
-            Self::Ticket(TicketError::Busy) | Self::Quota(_) | Self::Handshakes | Self::NotReady => {
+            Self::Ticket(TicketError::Busy) | Self::Quota(_) | Self::NotReady => {
                 StreamRefusal::Unspecified
             }
             Self::Ticket(
@@ -89,14 +88,14 @@ impl Streams {
             "streams",
             &self.cancel,
             || listener.accept(),
-            |socket| {
+            |(socket, source)| {
                 let connection = self.clone();
-                let permit = Arc::clone(&self.handshakes).try_acquire_owned();
+                let handshake = self.handshakes.enter(source);
                 self.tasks.spawn(async move {
                     // Cancelling cuts the connection, which is what an end means.
                     tokio::select! {
                         () = connection.cancel.cancelled() => {}
-                        () = connection.greet(socket, permit.ok()) => {}
+                        () = connection.greet(socket, handshake) => {}
                     }
                 });
             },
@@ -106,17 +105,20 @@ impl Streams {
     }
 
     /// One connection, from its first byte to its last.
-    async fn greet(&self, mut socket: Socket, permit: Option<OwnedSemaphorePermit>) {
+    async fn greet(&self, mut socket: Socket, handshake: Handshake) {
         let nonce: Nonce = rand::random();
-        let Some(permit) = permit else {
-            return refuse(&mut socket, &nonce, &Refused::Handshakes).await;
+        let heard = tokio::time::timeout(limits::HELLO_TIMEOUT, hear(&mut socket, &nonce));
+        // Leaving either arm closes the connection.
+        let heard = tokio::select! {
+            () = handshake.cut() => return debug!("too many handshakes at once: one is cut"),
+            heard = heard => heard,
         };
-        let hello = match tokio::time::timeout(limits::HELLO_TIMEOUT, hear(&mut socket, &nonce)).await {
+        let hello = match heard {
             Ok(Ok(hello)) => hello,
             Ok(Err(error)) => return debug!(%error, "a stream's handshake failed"),
             Err(_) => return debug!("a stream's handshake took too long"),
         };
-        drop(permit);
+        drop(handshake);
         match hello.caller {
             Caller::Agent { stream_id } => self.links.connected(&stream_id, &nonce, &hello.proof, socket),
             Caller::Client { ticket, stream } => {
@@ -225,15 +227,6 @@ pub(super) fn now() -> Timestamp {
 async fn hear(socket: &mut Socket, nonce: &Nonce) -> anyhow::Result<Hello> {
     socket.write_all(nonce).await?;
     Ok(parse_hello(&read_frame(socket).await?)?)
-}
-
-/// Refuses a connection before it has said anything.
-async fn refuse(socket: &mut Socket, nonce: &[u8; NONCE_LEN], refused: &Refused) {
-    debug!(reason = %refused, "connection refused");
-    let told = tokio::time::timeout(limits::REFUSAL_LINGER, socket.write_all(nonce)).await;
-    if matches!(told, Ok(Ok(()))) {
-        answer(socket, refused).await;
-    }
 }
 
 /// Tells a client why not, and waits a little for it to hear it: closing a

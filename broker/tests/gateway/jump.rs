@@ -162,3 +162,45 @@ async fn the_jump_host_is_a_jump_host_only() {
     assert_eq!(code, Some(255), "another user's certificate: {error}");
     desk.gateway.stop().await;
 }
+
+/// Certificates as `ssh-keygen` makes them, each wrong in one thing.
+#[tokio::test(flavor = "multi_thread")]
+async fn certificates_enter_only_if_all_about_them_is_right() {
+    let desk = desk().await;
+    let ca = |name: &str| desk.world.path("broker").join(name).display().to_string();
+    let (user_ca, host_ca) = (ca("ssh-user-ca"), ca("ssh-host-ca"));
+    let alice = &["-n", "alice"][..];
+    let cases: [(&str, &str, &[&str]); 10] = [
+        ("a host's", &user_ca, &["-h", "-n", "alice"]),
+        ("a host's, by the hosts' CA", &host_ca, &["-h", "-n", "alice"]),
+        ("by the hosts' CA", &host_ca, alice),
+        ("by a stranger", "other", alice),
+        ("by itself", "id", alice),
+        ("another's", &user_ca, &["-n", "bob"]),
+        ("for everybody", &user_ca, &[]),
+        ("expired", &user_ca, &["-n", "alice", "-V", "-2h:-1h"]),
+        (
+            "an unknown critical option",
+            &user_ca,
+            &["-n", "alice", "-O", "critical:x@example.com=1"],
+        ),
+        (
+            "from elsewhere",
+            &user_ca,
+            &["-n", "alice", "-O", "source-address=192.0.2.0/24"],
+        ),
+    ];
+    let right = ("alice's own", user_ca.as_str(), alice);
+    for (what, signer, options) in cases.into_iter().chain([right]) {
+        let args = [&["-q", "-s", signer, "-I", what], options, &["id.pub"]].concat();
+        let (code, _, error) = run("ssh-keygen", &args, desk.world.dir.path()).await;
+        assert_eq!(code, Some(0), "{what}: {error}");
+        let (code, out, error) = desk.ssh(&["-J", "gw", "root@dev", "echo through"]).await;
+        let entered = (code, out.as_str()) == (Some(0), "through\n");
+        assert_eq!(entered, what == right.0, "{what}: {error}");
+        if !entered {
+            assert!(error.contains("Permission denied"), "{what}: {error}");
+        }
+    }
+    desk.gateway.stop().await;
+}
