@@ -11,6 +11,8 @@ pub mod clock;
 pub mod commands;
 pub mod config;
 pub mod discovery;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod gpu;
 pub mod identity;
 pub mod image;

@@ -58,9 +58,7 @@ impl Refused {
     /// What the client is to do.
     fn refusal(&self) -> StreamRefusal {
         match self {
-            Self::Ticket(TicketError::Busy) | Self::Quota(_) | Self::NotReady => {
-                StreamRefusal::Unspecified
-            }
+            Self::Ticket(TicketError::Busy) | Self::Quota(_) | Self::NotReady => StreamRefusal::Unspecified,
             Self::Ticket(
                 TicketError::NotOurs
                 | TicketError::Expired

@@ -223,14 +223,14 @@ struct Entry {
 }
 
 /// What an archive is.
-enum Kind {
+pub(crate) enum Kind {
     OciLayout,
     DockerSave,
     RootFs,
 }
 
 /// An uncompressed tar file, and where its entries lie.
-struct Archive {
+pub(crate) struct Archive {
     file: Arc<File>,
     size: u64,
     entries: BTreeMap<String, Entry>,
@@ -240,7 +240,7 @@ struct Archive {
 
 impl Archive {
     /// Opens an archive; a compressed one is decompressed into an unnamed file first.
-    fn open(path: &Path, scratch: &Path) -> Result<Self> {
+    pub fn open(path: &Path, scratch: &Path) -> Result<Self> {
         let mut file = File::open(path)?;
         ensure!(file.metadata()?.is_file(), "it is not a file");
         let mut magic = [0; 6];
@@ -296,7 +296,7 @@ impl Archive {
         })
     }
 
-    fn kind(&self) -> Result<Kind> {
+    pub fn kind(&self) -> Result<Kind> {
         if self.entries.contains_key("oci-layout") && self.entries.contains_key("index.json") {
             return Ok(Kind::OciLayout);
         }
@@ -339,7 +339,7 @@ impl Archive {
         bail!("{path} is missing from the archive")
     }
 
-    fn document(&self, path: &str) -> Result<Vec<u8>> {
+    pub fn document(&self, path: &str) -> Result<Vec<u8>> {
         let entry = self.entry(path)?;
         ensure!(
             entry.size <= MAX_DOCUMENT,

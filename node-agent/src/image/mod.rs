@@ -4,10 +4,10 @@
 //! and no state here but a cache. What a pull makes is held by a lease until
 //! the image's name refers to it.
 
-mod archive;
+pub(crate) mod archive;
 mod content;
-mod manifest;
-mod name;
+pub(crate) mod manifest;
+pub(crate) mod name;
 mod pull;
 mod unpack;
 

@@ -45,7 +45,7 @@ pub(super) fn check_identity(identity: &Identity) -> Result<()> {
 }
 
 /// passwd: the image's, without its entries for this name or id, and the user's.
-pub(super) fn passwd(image: Option<&str>, identity: &Identity, shell: &str) -> String {
+pub(crate) fn passwd(image: Option<&str>, identity: &Identity, shell: &str) -> String {
     let uid = identity.uid.to_string();
     let kept = image.unwrap_or_default().lines().filter(|line| {
         let mut fields = line.split(':');
@@ -63,7 +63,7 @@ pub(super) fn passwd(image: Option<&str>, identity: &Identity, shell: &str) -> S
 
 /// group: the image's, the user's primary group, and the user in each supplementary one.
 /// `name_of` says what the cluster, or else the host, calls a group.
-pub(super) fn group(
+pub(crate) fn group(
     image: Option<&str>,
     identity: &Identity,
     name_of: impl Fn(u32) -> Option<String>,

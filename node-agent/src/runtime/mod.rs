@@ -18,7 +18,7 @@
 mod cgroup;
 pub(crate) mod client;
 mod create;
-mod etc;
+pub(crate) mod etc;
 mod events;
 mod fence;
 pub(crate) mod locks;
