@@ -5,7 +5,12 @@ use oci_client::Reference;
 
 /// Reads a reference as Docker does: "debian" is "docker.io/library/debian:latest".
 pub(crate) fn parse(text: &str) -> Result<Reference> {
-    text.trim().parse().map_err(|error| {
+    let read = || {
+        let reference: Reference = text.trim().parse()?;
+        // What it is completed to has to be one as well: "Ab/c" is read as "docker.io/Ab/c", which is none.
+        reference.whole().parse::<Reference>().map(|_| reference)
+    };
+    read().map_err(|error: oci_client::ParseError| {
         anyhow!(
             "image {text:?} is not a valid reference ({error}); it reads [registry/]name[:tag] or …@sha256:…"
         )
@@ -41,7 +46,9 @@ mod tests {
         ] {
             assert_eq!(parse(short).unwrap().whole(), whole);
         }
-        assert!(parse("Not A Name").is_err());
+        for wrong in ["Not A Name", "Ab/c", ""] {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]
