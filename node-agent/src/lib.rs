@@ -13,6 +13,7 @@ pub mod config;
 pub mod discovery;
 #[doc(hidden)]
 pub mod fuzzing;
+pub mod gateways;
 pub mod gpu;
 pub mod identity;
 pub mod image;

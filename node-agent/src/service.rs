@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::clock::now;
 use crate::config::Config;
+use crate::gateways::GatewaysFile;
 use crate::identity::Membership;
 use crate::jobs::{Jobs, Shared, Wish};
 use crate::ledger::LedgerFile;
@@ -52,6 +53,7 @@ struct Service {
     jobs: Jobs,
     wishes: BTreeMap<JobKey, Arc<Wish>>,
     streams: Streams,
+    gateways: GatewaysFile,
     inventory: watch::Sender<Inventory>,
     reports: watch::Sender<Option<v1::Observed>>,
     images_changed: Arc<Notify>,
@@ -116,6 +118,7 @@ pub async fn run(config: Config, membership: Membership, cancel: CancellationTok
             move |key| run_dirs.run_dir(key),
             cancel.clone(),
         ),
+        gateways: GatewaysFile::open(&config.state),
         inventory,
         reports,
         images_changed: Arc::new(Notify::new()),
@@ -139,6 +142,7 @@ pub async fn run(config: Config, membership: Membership, cancel: CancellationTok
         .await
         .context("looking at the containers of this node")?;
     service.handle(Input::World(world)).await;
+    service.streams.set(service.gateways.known());
     tasks.spawn(discovery::run(
         config.nvml.clone(),
         runtime,
@@ -243,6 +247,7 @@ impl Service {
         );
         if desired.cluster == *self.agent.cluster() {
             self.streams.set(&message.gateways);
+            self.gateways.keep(&message.gateways);
             self.foreign = None;
         } else if self.foreign.as_ref() != Some(&desired.cluster) {
             tracing::warn!(

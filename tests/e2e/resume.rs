@@ -108,16 +108,19 @@ enum Fault {
     Cut,
     /// Gateway and broker die; the gateway comes back alone.
     GatewayWithoutBroker,
+    /// Agent and broker die; the agent comes back alone.
+    AgentWithoutBroker,
     All,
 }
 
 impl Fault {
-    const EVERY: [Self; 6] = [
+    const EVERY: [Self; 7] = [
         Self::Gateway,
         Self::Broker,
         Self::Agent,
         Self::Cut,
         Self::GatewayWithoutBroker,
+        Self::AgentWithoutBroker,
         Self::All,
     ];
 
@@ -151,6 +154,11 @@ impl Fault {
                 cluster.broker.kill9();
                 cluster.gateway.restart();
             }
+            Self::AgentWithoutBroker => {
+                cluster.agents[0].kill9();
+                cluster.broker.kill9();
+                cluster.agents[0].restart();
+            }
             Self::All => {
                 cluster.gateway.kill9();
                 cluster.agents[0].kill9();
@@ -161,7 +169,7 @@ impl Fault {
             }
         }
         goes_on(cluster, echo, self);
-        if matches!(self, Self::GatewayWithoutBroker) {
+        if matches!(self, Self::GatewayWithoutBroker | Self::AgentWithoutBroker) {
             cluster.broker.restart();
         }
     }
