@@ -1,4 +1,4 @@
-//! What a person sees while a session is on its way: one living line on a terminal, a line for
+//! What a person sees while something is on its way: one living line on a terminal, a line for
 //! each change elsewhere.
 
 use std::time::Duration;
@@ -39,9 +39,13 @@ impl Progress {
     /// Shows where things are, if it has lasted a while. `key` is what a line is written for when
     /// it changes; `text` is what is shown.
     pub fn show(&mut self, key: &str, text: &str) {
-        if Instant::now() < self.patience_ends() {
-            return;
+        if Instant::now() >= self.patience_ends() {
+            self.show_now(key, text);
         }
+    }
+
+    /// The same, however short it has lasted.
+    pub fn show_now(&mut self, key: &str, text: &str) {
         if terminal::stderr_is_terminal() {
             self.living_line().set_message(text.to_owned());
         } else if self.shown != key {

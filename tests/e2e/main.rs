@@ -8,6 +8,7 @@ mod bad_input;
 mod channels;
 mod chaos;
 mod deadlines;
+mod device_login;
 mod faults;
 mod fence;
 mod forward;

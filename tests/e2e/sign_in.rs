@@ -73,7 +73,7 @@ fn a_token_over_tls() {
 }
 
 /// `carrel` with a configuration of its own, which knows the broker by its TLS address only.
-fn elsewhere(cluster: &Cluster, user: User, config: &str, more: &[(&str, &str)]) -> Cmd {
+pub fn elsewhere(cluster: &Cluster, user: User, config: &str, more: &[(&str, &str)]) -> Cmd {
     let url = cluster.tls_address();
     let env = [
         &[("CARREL_CONFIG_DIR", config), ("CARREL_BROKER", &url)][..],
@@ -83,7 +83,8 @@ fn elsewhere(cluster: &Cluster, user: User, config: &str, more: &[(&str, &str)])
     cluster.cmd_with(user, &env, cluster.sandbox().program("carrel"))
 }
 
-fn fingerprint(cluster: &Cluster) -> String {
+/// The broker's, as its administrator tells it.
+pub fn fingerprint(cluster: &Cluster) -> String {
     let token = cluster.json(ROOT, ["node", "token"]);
     token["ca_fingerprint"].as_str().expect("a text").to_owned()
 }

@@ -33,8 +33,10 @@ pub struct Options {
     pub images: Vec<Image>,
     /// Which build of the programs.
     pub profile: Profile,
-    /// The broker's configuration file; empty: none.
+    /// The broker's configuration file; empty: none. Relative paths in it are below the cluster's directory.
     pub broker_config: String,
+    /// Files in the cluster's directory: names and what is in them.
+    pub files: Vec<(&'static str, String)>,
     /// Flags added to the broker's.
     pub broker_flags: Vec<String>,
     /// Flags added to the gateway's.
@@ -53,6 +55,7 @@ impl Default for Options {
             images: vec![Image::Busybox],
             profile: Profile::Debug,
             broker_config: String::new(),
+            files: Vec::new(),
             broker_flags: Vec::new(),
             gateway_flags: Vec::new(),
             agent_flags: Vec::new(),
@@ -95,6 +98,9 @@ impl Cluster {
                 .arg("tmpfs")
                 .arg(state)
                 .ok();
+        }
+        for (name, text) in &options.files {
+            fs::write(sandbox.root().join(name), text).expect("own file");
         }
         let daemon = |name: &str, env: &[(String, OsString)], program: &str, args: &[OsString]| {
             let mut argv = sandbox.argv(ROOT, env, sandbox.program(program).as_os_str());

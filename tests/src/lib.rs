@@ -9,6 +9,7 @@ pub mod cluster;
 pub mod image;
 pub mod process;
 pub mod programs;
+pub mod provider;
 pub mod sandbox;
 pub mod sim;
 pub mod terminal;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use carrel_core::broker::Input;
 use carrel_core::model::ids::UserName;
 use carrel_core::model::time::Timestamp;
-use carrel_core::model::user::ApiToken;
+use carrel_core::model::user::{ApiToken, Scope};
 use carrel_proto::v1::{self, CreateTokenRequest, CreateTokenResponse, WantedToken};
 use tonic::Status;
 
@@ -41,8 +41,13 @@ pub(super) async fn create_token(
     })
 }
 
-/// A new token as it is wanted: its secret, and what is kept of it.
-pub fn new_token(wanted: &WantedToken, user: UserName, now: Timestamp) -> Result<(String, ApiToken), Status> {
+/// Refuses what no token can be.
+pub fn check_wanted(wanted: &WantedToken) -> Result<(), Status> {
+    limits(wanted).map(drop)
+}
+
+/// How long a wanted token is good, and for what.
+fn limits(wanted: &WantedToken) -> Result<(Duration, Scope), Status> {
     if wanted.label.chars().count() > MAX_LABEL || wanted.label.contains(char::is_control) {
         return Err(invalid(format!(
             "a label is one line of at most {MAX_LABEL} characters"
@@ -56,13 +61,19 @@ pub fn new_token(wanted: &WantedToken, user: UserName, now: Timestamp) -> Result
         validity => validity,
     };
     let scope = v1::TokenScope::try_from(wanted.scope).map_err(|_| invalid("there is no such scope"))?;
+    Ok((validity, scope.into()))
+}
+
+/// A new token as it is wanted: its secret, and what is kept of it.
+pub fn new_token(wanted: &WantedToken, user: UserName, now: Timestamp) -> Result<(String, ApiToken), Status> {
+    let (validity, scope) = limits(wanted)?;
     let (token, hash) = secret::generate(secret::TOKEN_PREFIX);
     let record = ApiToken {
         id: secret::handle().into(),
         hash,
         user,
         label: wanted.label.clone(),
-        scope: scope.into(),
+        scope,
         by_sign_in: false,
         created: now,
         expires: now.after(validity),

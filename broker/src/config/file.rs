@@ -7,6 +7,7 @@ use carrel_core::model::policy::Policy;
 use serde::Deserialize;
 
 use super::units::{Size, Span};
+use crate::signin::oidc::OidcFile;
 
 /// The config file: every key may be absent, no other may be there.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -31,6 +32,7 @@ pub struct ConfigFile {
     pub(super) admins: Option<Vec<String>>,
     pub(super) policy: Option<Policy>,
     pub(super) audit_retention: Option<Span>,
+    pub(super) oidc: Option<OidcFile>,
 }
 
 impl ConfigFile {

@@ -17,6 +17,8 @@ use serde::Serialize;
 pub use file::ConfigFile;
 pub use units::{Size, Span};
 
+use crate::signin::oidc::{OidcConfig, OidcFile};
+
 /// Read when no other is named, if it is there.
 const DEFAULT_FILE: &str = "/etc/carrel/broker.toml";
 const DEFAULT_STATE: &str = "/var/lib/carrel/broker";
@@ -128,6 +130,8 @@ pub struct Config {
     pub admins: Vec<UserName>,
     /// What users may have.
     pub policy: Policy,
+    /// Where people sign in, besides SSH keys and tokens.
+    pub oidc: Option<OidcConfig>,
 }
 
 /// Where the TLS listener is, if there is one.
@@ -220,6 +224,7 @@ impl Config {
             audit_retention: file.audit_retention.unwrap_or(Span(defaults.audit_retention)),
             admins,
             policy: file.policy.unwrap_or_default(),
+            oidc: file.oidc.map(OidcFile::resolve).transpose()?,
         };
         config.check()?;
         Ok(config)
@@ -328,7 +333,8 @@ mod tests {
     #[test]
     fn a_printed_configuration_reads_back() {
         let config = resolve(
-            "cluster = \"lab\"\nlease = \"90s\"\nmemory = \"8G\"\nadmins = [\"ann\"]\nlisten = \"none\"",
+            "cluster = \"lab\"\nlease = \"90s\"\nmemory = \"8G\"\nadmins = [\"ann\"]\nlisten = \"none\"\n\
+             [oidc]\nissuer = \"https://sso.example\"\nclient_id = \"carrel\"\ngroups = [\"gpu\"]",
         )
         .expect("a configuration");
         assert_eq!(resolve(&config.print().expect("TOML")).expect("the same"), config);
@@ -370,6 +376,14 @@ mod tests {
             ("listen = \"here\"\n", &["listen", "0.0.0.0:7070"]),
             ("cluster = \"a b\"\n", &["cluster"]),
             ("[[[", &["broker.toml:1:"]),
+            (
+                "[oidc]\nissuer = \"https://sso.example\"\n",
+                &["broker.toml:1:", "client_id"],
+            ),
+            (
+                "[oidc]\nissuer = \"http://sso.example\"\nclient_id = \"c\"",
+                &["oidc.issuer", "https://"],
+            ),
         ] {
             let error = format!("{:#}", resolve(toml).expect_err(toml));
             for part in parts {

@@ -40,6 +40,7 @@ use crate::listen::{TlsListener, UnixListener};
 use crate::lock::StateDir;
 use crate::notes::Notes;
 use crate::signin::SignIn;
+use crate::signin::oidc::Oidc;
 use crate::store::{AuditLog, Store, StoreError};
 
 /// Says where the TLS listener is, for tools: "127.0.0.1:7070".
@@ -51,6 +52,7 @@ pub struct Server {
     writer: Writer,
     unix: UnixListener,
     tls: Option<(TlsListener, ServerTls)>,
+    oidc: Option<Oidc>,
     // Last: what it guards must be closed before it is let go.
     state: StateDir,
 }
@@ -63,6 +65,7 @@ impl Server {
         let ssh = SshAuthorities::open(state.path())?;
         let gateways = Gateways::open(state.path())?;
         let store = Store::open(state.path())?;
+        let oidc = config.oidc.as_ref().map(Oidc::open).transpose()?;
 
         let mut tls = None;
         let mut url = None;
@@ -112,6 +115,7 @@ impl Server {
             writer,
             unix,
             tls,
+            oidc,
             state,
         })
     }
@@ -128,6 +132,7 @@ impl Server {
             writer,
             unix,
             tls,
+            oidc,
             state,
         } = self;
         let stopping = context.stopping.clone();
@@ -135,7 +140,14 @@ impl Server {
         let mut servers = JoinSet::new();
         servers.spawn(serve_unix(Arc::clone(&context), unix, tasks.clone()));
         if let Some((listener, tls)) = tls {
-            servers.spawn(serve_tls(Arc::clone(&context), listener, tls, tasks.clone()));
+            let sign_in = SignIn::new(Arc::clone(&context), oidc);
+            servers.spawn(serve_tls(
+                Arc::clone(&context),
+                sign_in,
+                listener,
+                tls,
+                tasks.clone(),
+            ));
         }
         let writing = CancellationToken::new();
         let mut writer = start_writer(writer, writing.clone())?;
@@ -216,6 +228,7 @@ async fn serve_unix(context: Arc<Context>, listener: UnixListener, tasks: TaskTr
 
 async fn serve_tls(
     context: Arc<Context>,
+    sign_in: SignIn,
     listener: TlsListener,
     tls: ServerTls,
     tasks: TaskTracker,
@@ -226,8 +239,7 @@ async fn serve_tls(
     tasks.spawn(async move { tls.run(renewal).await });
     let api = BrokerServer::new(Api(Arc::clone(&context))).max_decoding_message_size(MAX_USER_MESSAGE);
     let join = NodeJoinServer::new(Join(Arc::clone(&context))).max_decoding_message_size(MAX_JOIN_MESSAGE);
-    let sign_in =
-        SignInServer::new(SignIn::new(Arc::clone(&context))).max_decoding_message_size(MAX_JOIN_MESSAGE);
+    let sign_in = SignInServer::new(sign_in).max_decoding_message_size(MAX_JOIN_MESSAGE);
     let link = Link { context, tasks };
     let link = AgentLinkServer::new(link).max_decoding_message_size(MAX_AGENT_MESSAGE);
     let routes = http2()

@@ -13,18 +13,19 @@ use crate::config::{Credential, Credentials};
 use crate::connect::{self, Address};
 use crate::context::Context;
 use crate::error::{CliError, Context as _, Result};
-use crate::sign_in::{self, KeySource, Wanted};
-use crate::terminal::{ask_secret, confirm, say};
+use crate::sign_in::{self, KeySource, Method, Wanted};
+use crate::terminal::{ask_secret, confirm, say, stderr_is_terminal};
 use crate::{output, tls, units, view};
 
 /// Sign in to a cluster.
 ///
-/// With a token, or with an SSH key that is registered (`carrel key add`). Keeps the broker's
-/// address, a token and the broker's certificate authority in ~/.config/carrel/credentials.toml,
-/// readable by you only, and makes this cluster the default.
+/// In a browser, where the cluster has an OpenID Connect provider: here, or on any other machine
+/// with the code that is shown. Otherwise with a token, or with an SSH key that is registered
+/// (`carrel key add`). Keeps the broker's address, a token and the broker's certificate authority in
+/// ~/.config/carrel/credentials.toml, readable by you only, and makes this cluster the default.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
-    carrel login https://head:7070                    asks for a token\n  \
+    carrel login https://head:7070                    in a browser, or asks for a token\n  \
     carrel login https://head:7070 --ssh-key          with a key of your ssh-agent, or ~/.ssh\n  \
     carrel login https://head:7070 --ssh-key ~/.ssh/work --user alice\n  \
     carrel login https://head:7070 --token - < token.txt\n  \
@@ -33,23 +34,30 @@ pub struct LoginArgs {
     /// The broker: https://host:port
     #[arg(value_name = "ADDRESS")]
     pub address: Address,
-    /// The token; - reads it from stdin
-    #[arg(long, value_name = "TOKEN", env = "CARREL_TOKEN", hide_env_values = true)]
+    /// The token; - reads it from stdin [env: CARREL_TOKEN, where no other way is named]
+    #[arg(long, value_name = "TOKEN")]
     pub token: Option<String>,
     /// Sign in with a registered SSH key: of the ssh-agent or ~/.ssh, or in FILE
     #[arg(
         long,
         value_name = "FILE",
         num_args = 0..=1,
-        conflicts_with = "token"
+        conflicts_with_all = ["token", "device"]
     )]
     // Absent, without a value, with one: clap's form of an option with an optional value.
     #[allow(clippy::option_option)]
     pub ssh_key: Option<Option<PathBuf>>,
+    /// Sign in at the cluster's OpenID Connect provider, in any browser; what is done where there
+    /// is one and nothing else was asked for
+    #[arg(long, aliases = ["web", "use-device-code"], conflicts_with = "token")]
+    pub device: bool,
+    /// Open no browser on this machine
+    #[arg(long)]
+    pub no_browser: bool,
     /// Your login name there [default: as here]
     #[arg(long, value_name = "USER", requires = "ssh_key")]
     pub user: Option<UserName>,
-    /// How long a sign-in by SSH key is good for
+    /// How long the sign-in is good for
     #[arg(long, value_name = "TIME", value_parser = units::parse_time, default_value = "30d")]
     pub ttl: Duration,
     /// What it is good for: read (looking), sessions (opening, entering, stopping them), or full
@@ -74,8 +82,8 @@ pub async fn run(context: &Context, args: LoginArgs) -> Result<u8> {
         }
         Address::Tls(url) => {
             let ca = authority(url, &args, credentials.brokers.get(url)).await?;
-            let token = match &args.ssh_key {
-                Some(file) => by_ssh_key(url, &ca, file.as_deref(), &args).await?,
+            let token = match method(url, &ca, &args).await? {
+                Some(method) => sign_in::sign_in(url, &ca, &method, &wanted(&args)).await?.token,
                 None => token(&args)?,
             };
             let credential = Credential { token, ca };
@@ -105,15 +113,26 @@ pub async fn run(context: &Context, args: LoginArgs) -> Result<u8> {
     Ok(0)
 }
 
-async fn by_ssh_key(url: &str, ca: &str, file: Option<&Path>, args: &LoginArgs) -> Result<String> {
+/// How to sign in: as asked for, or else at the cluster's provider; none: with a token.
+async fn method(url: &str, ca: &str, args: &LoginArgs) -> Result<Option<Method>> {
+    if let Some(file) = &args.ssh_key {
+        return Ok(Some(ssh_key(file.as_deref(), args)?));
+    }
+    let device = args.device || given_token(args).is_none() && sign_in::has_provider(url, ca).await?;
+    let person_is_here = std::io::stdin().is_terminal() && stderr_is_terminal();
+    Ok(device.then_some(Method::Device {
+        open_browser: person_is_here && !args.no_browser,
+    }))
+}
+
+fn ssh_key(file: Option<&Path>, args: &LoginArgs) -> Result<Method> {
     let source = file.map_or(KeySource::Usual, |file| KeySource::File(file.to_owned()));
     let user = match &args.user {
         Some(user) => user.to_string(),
         None => std::env::var("USER")
             .map_err(|_| CliError::usage("your login name is not known").hint("--user USER"))?,
     };
-    let signed_in = sign_in::by_ssh_key(url, ca, &user, &source, &wanted(args)).await?;
-    Ok(signed_in.token)
+    Ok(Method::SshKey(user, source))
 }
 
 fn wanted(args: &LoginArgs) -> Wanted {
@@ -125,10 +144,23 @@ fn wanted(args: &LoginArgs) -> Wanted {
     }
 }
 
+/// As given by flag or environment. The latter may be there for other commands' sake, and is no
+/// reason to refuse another way that is named.
+fn given_token(args: &LoginArgs) -> Option<String> {
+    let kept = || {
+        std::env::var("CARREL_TOKEN")
+            .ok()
+            .filter(|token| !token.is_empty())
+    };
+    args.token.clone().or_else(kept)
+}
+
 fn token(args: &LoginArgs) -> Result<String> {
-    let token = match args.token.as_deref() {
-        Some("-") => std::io::read_to_string(std::io::stdin()).context("cannot read stdin")?,
-        Some(token) => token.to_owned(),
+    let token = match given_token(args) {
+        Some(token) if token == "-" => {
+            std::io::read_to_string(std::io::stdin()).context("cannot read stdin")?
+        }
+        Some(token) => token,
         None if std::io::stdin().is_terminal() => ask_secret("Token: ").context("cannot read the token")?,
         None => {
             return Err(CliError::usage("a token is needed")

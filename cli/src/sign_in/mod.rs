@@ -1,5 +1,6 @@
-//! Proving who one is, for a token.
+//! Proving who one is, for a token: by SSH key, or through an OpenID Connect provider.
 
+mod device;
 mod ssh_key;
 
 use carrel_proto::v1;
@@ -13,6 +14,19 @@ pub use ssh_key::KeySource;
 
 /// The broker's sign-in service, which needs no token.
 type Client = SignInClient<Channel>;
+
+/// How somebody signs in.
+#[derive(Clone, Debug)]
+pub enum Method {
+    /// With an SSH key that is registered for this user.
+    SshKey(String, KeySource),
+    /// At the cluster's provider, in a browser, wherever that is; one of this machine's is opened
+    /// if this says so.
+    Device {
+        /// Open one.
+        open_browser: bool,
+    },
+}
 
 /// What the token is to be.
 #[derive(Clone, Debug)]
@@ -35,14 +49,18 @@ impl From<&Wanted> for v1::WantedToken {
     }
 }
 
-/// Signs a user in with an SSH key, at a broker that is known by these authorities (PEM).
-pub async fn by_ssh_key(
-    url: &str,
-    ca: &str,
-    user: &str,
-    source: &KeySource,
-    wanted: &Wanted,
-) -> Result<v1::SignedIn> {
+/// Signs in at a broker that is known by these authorities (PEM).
+pub async fn sign_in(url: &str, ca: &str, method: &Method, wanted: &Wanted) -> Result<v1::SignedIn> {
     let mut client = SignInClient::new(connect::tls_channel(url, ca).await?);
-    ssh_key::sign_in(&mut client, ca, user, source, wanted).await
+    match method {
+        Method::SshKey(user, source) => ssh_key::sign_in(&mut client, ca, user, source, wanted).await,
+        Method::Device { open_browser } => device::sign_in(&mut client, *open_browser, wanted).await,
+    }
+}
+
+/// Whether the cluster has an OpenID Connect provider.
+pub async fn has_provider(url: &str, ca: &str) -> Result<bool> {
+    let mut client = SignInClient::new(connect::tls_channel(url, ca).await?);
+    let methods = client.get_sign_in_methods(v1::GetSignInMethodsRequest {}).await?;
+    Ok(!methods.into_inner().oidc_provider.is_empty())
 }

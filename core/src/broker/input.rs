@@ -30,6 +30,10 @@ pub struct SignIn {
     pub method: String,
     /// From where.
     pub origin: Origin,
+    /// Their record, where the directory may not have one yet.
+    pub newcomer: Option<User>,
+    /// Their role from now on; none: as it is.
+    pub role: Option<Role>,
     /// The token that they get.
     pub token: ApiToken,
 }

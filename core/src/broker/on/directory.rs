@@ -18,17 +18,7 @@ impl Broker {
         if let Some(caller) = caller {
             caller.must(Call::PutUser)?;
         }
-        let taken = self
-            .state
-            .users
-            .values()
-            .find(|other| other.uid == user.uid && other.name != user.name);
-        if let Some(other) = taken {
-            return Err(Reject::new(
-                RejectKind::AlreadyExists,
-                format!("user id {} is already that of {}", user.uid, other.name),
-            ));
-        }
+        self.check_uid(&user)?;
         if let Some(old) = self.state.users.get(&user.name) {
             user.ssh_keys.clone_from(&old.ssh_keys);
             if caller.is_none() {
@@ -39,7 +29,7 @@ impl Broker {
                 return Ok(Reply::Done);
             }
         }
-        let detail = format!("uid {}, gid {}, role {}", user.uid, user.gid, user.role);
+        let detail = user_detail(&user);
         let subject = format!("user {}", user.name);
         match caller {
             Some(caller) => self.audit(caller, Action::UserPut, subject, detail),
@@ -74,7 +64,19 @@ impl Broker {
         Ok(Reply::Done)
     }
 
-    fn put_user(&mut self, user: User) {
+    /// Refuses a record whose user id is somebody else's.
+    pub(super) fn check_uid(&self, user: &User) -> Result<(), Reject> {
+        let mut others = self.state.users.values().filter(|other| other.name != user.name);
+        match others.find(|other| other.uid == user.uid) {
+            Some(other) => Err(Reject::new(
+                RejectKind::AlreadyExists,
+                format!("user id {} is already that of {}", user.uid, other.name),
+            )),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn put_user(&mut self, user: User) {
         let user = Arc::new(user);
         self.state.users.insert(user.name.clone(), Arc::clone(&user));
         self.record(Change::PutUser(user));
@@ -163,4 +165,9 @@ impl Broker {
         let session = job.session.and_then(|id| self.state.sessions.get(&id));
         session.is_some_and(|session| session.shares.contains_key(user))
     }
+}
+
+/// What the audit log says of a user's record.
+pub(super) fn user_detail(user: &User) -> String {
+    format!("uid {}, gid {}, role {}", user.uid, user.gid, user.role)
 }

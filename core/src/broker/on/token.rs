@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
+use super::directory::user_detail;
 use crate::broker::change::Change;
 use crate::broker::input::{Caller, SignIn};
 use crate::broker::{Broker, Call, Reject, RejectKind, Reply};
 use crate::model::audit::{Action, AuditRecord, Origin};
 use crate::model::ids::UserName;
 use crate::model::time::Timestamp;
-use crate::model::user::ApiToken;
+use crate::model::user::{ApiToken, Role, User};
 
 /// API tokens that one user may have: each is a way in that somebody has to keep an eye on.
 const MAX_TOKENS: usize = 64;
@@ -82,14 +83,11 @@ impl Broker {
         let SignIn {
             method,
             origin,
+            newcomer,
+            role,
             token,
         } = sign_in;
-        if !self.state.users.contains_key(&token.user) {
-            return Err(Reject::new(
-                RejectKind::NotFound,
-                format!("there is no user {}", token.user),
-            ));
-        }
+        self.welcome(&token.user, newcomer, role, &origin)?;
         if token.expires <= now {
             return Err(Reject::new(
                 RejectKind::Invalid,
@@ -107,6 +105,53 @@ impl Broker {
         ));
         self.put_token(token);
         Ok(Reply::Done)
+    }
+
+    /// Sees that who signs in has a record, and the role that they are to have.
+    fn welcome(
+        &mut self,
+        name: &UserName,
+        newcomer: Option<User>,
+        role: Option<Role>,
+        origin: &Origin,
+    ) -> Result<(), Reject> {
+        let subject = format!("user {name}");
+        let note = |action, detail| {
+            AuditRecord::new(
+                Some(name.clone()),
+                origin.clone(),
+                action,
+                subject.clone(),
+                detail,
+            )
+        };
+        let known = self.state.users.get(name).cloned();
+        let Some(user) = known else {
+            let Some(user) = newcomer.filter(|user| user.name == *name) else {
+                return Err(Reject::new(
+                    RejectKind::NotFound,
+                    format!("there is no user {name}"),
+                ));
+            };
+            self.check_uid(&user)?;
+            let user = User {
+                role: role.unwrap_or(user.role),
+                ..user
+            };
+            let detail = user_detail(&user) + ", at their first sign-in";
+            self.note(note(Action::UserPut, detail));
+            self.put_user(user);
+            return Ok(());
+        };
+        if let Some(role) = role.filter(|role| *role != user.role) {
+            let detail = format!("{role} instead of {}, at their sign-in", user.role);
+            self.note(note(Action::UserRole, detail));
+            self.put_user(User {
+                role,
+                ..(*user).clone()
+            });
+        }
+        Ok(())
     }
 
     /// Sign-ins must not fail for tokens that earlier ones left behind.

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use super::rights::log;
 use super::*;
 use crate::model::audit::Action;
-use crate::model::user::{ApiToken, Scope};
+use crate::model::user::{ApiToken, Role, Scope, User};
 
 const HERE: Origin = Origin::Remote(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)));
 const THERE: Origin = Origin::Remote(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2)));
@@ -26,10 +26,20 @@ fn token(world: &World, number: u32, user: &str) -> ApiToken {
     }
 }
 
+fn user_name(name: &str) -> UserName {
+    name.parse().expect("a name")
+}
+
 fn sign_in(token: ApiToken) -> Input {
+    sign_in_as(token, None, None)
+}
+
+fn sign_in_as(token: ApiToken, newcomer: Option<User>, role: Option<Role>) -> Input {
     Input::SignIn(Box::new(SignIn {
         method: "SSH key SHA256:abc".into(),
         origin: HERE,
+        newcomer,
+        role,
         token: ApiToken {
             by_sign_in: true,
             ..token
@@ -124,4 +134,61 @@ fn a_sign_in_is_noted_once() {
     let before = count(&world, Action::SignIn);
     world.must(Input::UseToken("t3".into(), HERE));
     assert_eq!(count(&world, Action::SignIn), before);
+}
+
+/// Who is new gets a record with the sign-in, under a user id of their own, and only then.
+#[test]
+fn a_sign_in_brings_the_record_of_who_is_new() {
+    let mut world = World::new(&[]);
+    let alice = (*world.broker.state().users[&user_name("alice")]).clone();
+    let nina = User {
+        name: user_name("nina"),
+        uid: 200_000,
+        gid: 200_000,
+        ..alice.clone()
+    };
+    let made = token(&world, 1, "nina");
+    let same_uid = User {
+        uid: alice.uid,
+        ..nina.clone()
+    };
+    let refused = world.handle(sign_in_as(made.clone(), Some(same_uid), None));
+    assert_eq!(refused.expect_err("refused").kind, RejectKind::AlreadyExists);
+    // Another's record does not make one known.
+    assert!(world.handle(sign_in_as(made.clone(), Some(alice), None)).is_err());
+    assert!(!world.broker.state().users.contains_key(&nina.name));
+    let before = count(&world, Action::UserPut);
+    world.must(sign_in_as(made, Some(nina.clone()), Some(Role::Operator)));
+    let kept = &world.broker.state().users[&nina.name];
+    assert_eq!((kept.uid, kept.role), (nina.uid, Role::Operator));
+    assert_eq!(count(&world, Action::UserPut), before + 1);
+    assert_eq!(count(&world, Action::UserRole), 0);
+    // A record that is there stays as it is.
+    let moved = User {
+        uid: 7,
+        ..nina.clone()
+    };
+    let made = token(&world, 2, "nina");
+    world.must(sign_in_as(made, Some(moved), None));
+    let kept = &world.broker.state().users[&nina.name];
+    assert_eq!((kept.uid, kept.role), (nina.uid, Role::Operator));
+}
+
+/// Where a sign-in says the role, it holds at once, and the log has it.
+#[test]
+fn a_sign_in_may_bring_a_role() {
+    let mut world = World::new(&[]);
+    let role = |world: &World| world.broker.state().users[&user_name("alice")].role;
+    let before = role(&world);
+    for (number, wanted, expected, logged) in [
+        (1, None, before, 0),
+        (2, Some(Role::Admin), Role::Admin, 1),
+        (3, Some(Role::Admin), Role::Admin, 1),
+        (4, Some(Role::User), Role::User, 2),
+    ] {
+        let made = token(&world, number, "alice");
+        world.must(sign_in_as(made, None, wanted));
+        assert_eq!(role(&world), expected);
+        assert_eq!(count(&world, Action::UserRole), logged);
+    }
 }
