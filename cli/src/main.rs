@@ -27,6 +27,7 @@ mod stdio;
 mod stream;
 mod terminal;
 mod tls;
+mod topology;
 mod units;
 mod up;
 mod view;

@@ -41,13 +41,18 @@ fn write(content: std::fmt::Arguments<'_>) -> Result<()> {
 
 /// A table without lines, one row a line, as `ps` and `squeue` print.
 pub fn table<const N: usize>(header: [&str; N], rows: impl IntoIterator<Item = [String; N]>) -> String {
+    grid(header.map(str::to_owned).into(), rows.into_iter().map(Vec::from))
+}
+
+/// The same with as many columns as the header has.
+pub fn grid(header: Vec<String>, rows: impl IntoIterator<Item = Vec<String>>) -> String {
     let mut table = Table::new();
     table
         .load_style(presets::NOTHING)
         .set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(header);
     for row in rows {
-        table.add_row(row.map(|cell| visible(&cell)));
+        table.add_row(row.iter().map(|cell| visible(cell)));
     }
     for column in table.column_iter_mut() {
         column.set_padding((0, 2));

@@ -116,6 +116,9 @@ pub struct NodeGpu {
     memory_bytes: u64,
     pci_address: String,
     numa_node: Option<u32>,
+    cpu_affinity: Option<String>,
+    /// To each GPU of the node, in their order; none to itself.
+    links: Vec<Option<String>>,
     mig_enabled: bool,
     drained: Option<String>,
     job: Option<u64>,
@@ -419,11 +422,16 @@ impl From<v1::Node> for Node {
     fn from(node: v1::Node) -> Self {
         let inventory = node.inventory.unwrap_or_default();
         let holders = node.gpu_jobs.into_iter().chain(std::iter::repeat(0));
+        let links = crate::topology::links(&inventory);
         let gpus: Vec<NodeGpu> = inventory
             .gpus
             .into_iter()
             .zip(holders)
-            .map(NodeGpu::from)
+            .zip(links)
+            .map(|(gpu, links)| NodeGpu {
+                links,
+                ..NodeGpu::from(gpu)
+            })
             .collect();
         Self {
             name: node.name,
@@ -460,6 +468,8 @@ impl From<(v1::GpuInfo, u64)> for NodeGpu {
             memory_bytes: gpu.memory_bytes,
             pci_address: gpu.pci_address,
             numa_node: gpu.numa_node,
+            cpu_affinity: some(gpu.cpu_affinity),
+            links: Vec::new(),
             mig_enabled: gpu.mig_enabled,
             drained: some(gpu.drained),
             job: (job > 0).then_some(job),

@@ -2,27 +2,44 @@
 
 use std::collections::BTreeMap;
 
+use carrel_core::model::ids::NodeName;
 use carrel_proto::v1;
 
 use crate::context::Context;
-use crate::error::Result;
-use crate::{output, units, view};
+use crate::error::{CliError, Result};
+use crate::{output, topology, units, view};
 
 /// List the cluster's nodes.
 #[derive(Clone, Debug, clap::Args)]
 #[command(
-    after_help = "Examples:\n  carrel nodes\n  carrel nodes --output json | jq 'map(.gpus_free) | add'"
+    after_help = "Examples:\n  carrel nodes\n  carrel nodes --topology n1\n  carrel nodes --output json | jq 'map(.gpus_free) | add'"
 )]
-pub struct NodesArgs {}
+pub struct NodesArgs {
+    /// These nodes alone
+    #[arg(value_name = "NODE")]
+    pub nodes: Vec<NodeName>,
+    /// Draw how the GPUs are joined, and who holds each
+    #[arg(long)]
+    pub topology: bool,
+}
 
 /// Runs the verb.
-pub async fn run(context: &Context, _args: NodesArgs) -> Result<u8> {
+pub async fn run(context: &Context, args: NodesArgs) -> Result<u8> {
     let mut client = context.client().await?;
-    let nodes = client
+    let mut nodes = client
         .list_nodes(v1::ListNodesRequest {})
         .await?
         .into_inner()
         .nodes;
+    for wanted in &args.nodes {
+        if !nodes.iter().any(|node| node.name == wanted.as_str()) {
+            return Err(
+                CliError::failed(format!("there is no node {wanted}")).hint("`carrel nodes` lists them")
+            );
+        }
+    }
+    nodes
+        .retain(|node| args.nodes.is_empty() || args.nodes.iter().any(|wanted| node.name == wanted.as_str()));
     if context.json() {
         output::json(&nodes.into_iter().map(view::Node::from).collect::<Vec<_>>())?;
         return Ok(0);
@@ -31,6 +48,13 @@ pub async fn run(context: &Context, _args: NodesArgs) -> Result<u8> {
         crate::terminal::say(
             "carrel: there are no nodes yet; `carrel node token` says how a host becomes one",
         );
+        return Ok(0);
+    }
+    if args.topology {
+        let drawn = nodes
+            .iter()
+            .map(|node| topology::draw(node, |job| format!("job {job}")));
+        output::text(drawn.collect::<Vec<_>>().join("\n"))?;
         return Ok(0);
     }
     output::text(output::table(

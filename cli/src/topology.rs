@@ -1,0 +1,215 @@
+//! A node's GPUs, how they are joined, and who holds them, drawn for people.
+
+use std::collections::BTreeMap;
+
+use carrel_core::model::gpu::{GpuInfo, Inventory};
+use carrel_core::model::topology::{Link, LinkMatrix};
+use carrel_proto::v1;
+
+use crate::output;
+
+/// What `carrel nodes --topology` shows of a node; its job ids are made into text by `job`.
+pub fn draw(node: &v1::Node, job: impl Fn(u64) -> String) -> String {
+    let title = format!("{}  {}", node.name, node.state);
+    let inventory = node.inventory.clone().unwrap_or_default();
+    let note = inventory.gpu_note.clone();
+    let inventory = match Inventory::try_from(inventory) {
+        Ok(inventory) if !inventory.gpus.is_empty() => inventory,
+        Ok(_) if note.is_empty() => return format!("{title}, no GPUs\n"),
+        Ok(_) => return format!("{title}, no GPUs: {note}\n"),
+        Err(error) => return format!("{title}, which told of its GPUs what cannot be: {error}\n"),
+    };
+    let holders = node.gpu_jobs.iter().copied().chain(std::iter::repeat(0));
+    let held = inventory
+        .gpus
+        .iter()
+        .zip(holders)
+        .map(|(gpu, holder)| match (holder, &gpu.drained) {
+            (0, Some(reason)) => format!("drained: {reason}"),
+            (0, None) if gpu.mig_enabled => "cut into slices".to_owned(),
+            (0, None) => "free".to_owned(),
+            (holder, _) => job(holder),
+        });
+    let mut header = vec![String::new()];
+    header.extend(inventory.gpus.iter().map(|gpu| format!("GPU{}", gpu.index)));
+    header.extend(["NUMA", "CPUS", "NICS", "HELD BY"].map(str::to_owned));
+    let rows = held.enumerate().map(|(at, held)| row(&inventory, at, held));
+    format!(
+        "{title}, {}\n{}{}",
+        models(&inventory.gpus),
+        output::grid(header, rows),
+        islands(&inventory)
+    )
+}
+
+/// "8 NVIDIA H100 80GB HBM3".
+fn models(gpus: &[GpuInfo]) -> String {
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    for gpu in gpus {
+        *counts.entry(&gpu.model).or_default() += 1;
+    }
+    let counts: Vec<String> = counts
+        .iter()
+        .map(|(model, count)| format!("{count} {model}"))
+        .collect();
+    counts.join(", ")
+}
+
+fn row(inventory: &Inventory, at: usize, held: String) -> Vec<String> {
+    let gpu = &inventory.gpus[at];
+    let links = (0..inventory.gpus.len()).map(|other| match link(inventory, at, other) {
+        Some(link) => link.to_string(),
+        None => "·".to_owned(),
+    });
+    let mut row = vec![format!("GPU{}", gpu.index)];
+    row.extend(links);
+    row.push(gpu.numa_node.map(|node| node.to_string()).unwrap_or_default());
+    row.push(gpu.cpu_affinity.clone());
+    row.push(nearest_nics(inventory, at));
+    row.push(held);
+    row
+}
+
+/// Links of each GPU to each, as the driver names them; none to itself.
+pub fn links(inventory: &v1::Inventory) -> Vec<Vec<Option<String>>> {
+    let gpus = inventory.gpus.len();
+    let Ok(inventory) = Inventory::try_from(inventory.clone()) else {
+        return vec![Vec::new(); gpus];
+    };
+    let name = |a, b| link(&inventory, a, b).map(|link| link.to_string());
+    (0..gpus)
+        .map(|a| (0..gpus).map(|b| name(a, b)).collect())
+        .collect()
+}
+
+/// None on the diagonal.
+fn link(inventory: &Inventory, a: usize, b: usize) -> Option<Link> {
+    let told = inventory.links.len() == inventory.gpus.len();
+    (a != b).then(|| {
+        if told {
+            inventory.links.link(a, b)
+        } else {
+            Link::Sys
+        }
+    })
+}
+
+/// "mlx5_0, mlx5_1 (PIX)": those with the best link.
+fn nearest_nics(inventory: &Inventory, gpu: usize) -> String {
+    let of = |nic: &carrel_core::model::gpu::NicInfo| nic.gpu_links.get(gpu).copied();
+    let Some(best) = inventory.nics.iter().filter_map(of).max() else {
+        return String::new();
+    };
+    let names = inventory.nics.iter().filter(|nic| of(nic) == Some(best));
+    let names: Vec<&str> = names.map(|nic| nic.name.as_str()).collect();
+    format!("{} ({best})", names.join(", "))
+}
+
+/// Which GPUs are joined by NVLink, each with each.
+fn islands(inventory: &Inventory) -> String {
+    let gpus = inventory.gpus.len();
+    let links = LinkMatrix::from_fn(gpus, |a, b| link(inventory, a, b).unwrap_or(Link::Sys));
+    let mut left: Vec<usize> = (0..gpus).collect();
+    let (mut islands, mut meshed) = (Vec::new(), false);
+    while let Some(first) = left.first().copied() {
+        // All that NVLink reaches from here.
+        let mut island = vec![first];
+        let mut next = 0;
+        while let Some(from) = island.get(next).copied() {
+            let near = left
+                .iter()
+                .filter(|gpu| **gpu != from && links.link(from, **gpu).is_nvlink());
+            let new: Vec<usize> = near.copied().filter(|gpu| !island.contains(gpu)).collect();
+            island.extend(new);
+            next += 1;
+        }
+        island.sort_unstable();
+        left.retain(|gpu| !island.contains(gpu));
+        if island.len() > 1 {
+            meshed |= links.worst(&island).is_some_and(|worst| !worst.is_nvlink());
+            let numbers: Vec<String> = island
+                .iter()
+                .map(|at| inventory.gpus[*at].index.to_string())
+                .collect();
+            islands.push(numbers.join(" "));
+        }
+    }
+    match (islands.is_empty(), meshed) {
+        (true, _) => "no NVLink\n".into(),
+        (false, false) => format!("joined by NVLink, each with each: {}\n", islands.join("; ")),
+        (false, true) => format!("reached by NVLink, not each from each: {}\n", islands.join("; ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(links: &str, gpus: usize, holders: &[u64]) -> v1::Node {
+        let links: Vec<Link> = links
+            .split_whitespace()
+            .map(|name| Link::from_name(name).unwrap())
+            .collect();
+        let gpu = |index: usize| GpuInfo {
+            uuid: format!("GPU-{index}").parse().unwrap(),
+            index: index as u32,
+            model: "NVIDIA A100".into(),
+            memory_bytes: 40 << 30,
+            pci_address: String::new(),
+            numa_node: Some(index as u32 / 2),
+            minor: None,
+            mig_enabled: false,
+            drained: (index == 3).then(|| "fell off".into()),
+            cpu_affinity: "0-7".into(),
+            nvlink_version: 3,
+        };
+        let inventory = Inventory {
+            gpus: (0..gpus).map(gpu).collect(),
+            links: LinkMatrix::from_upper(gpus, links).unwrap(),
+            nics: vec![carrel_core::model::gpu::NicInfo {
+                name: "mlx5_0".into(),
+                gpu_links: vec![Link::Pix; gpus],
+                numa_node: None,
+            }],
+            ..Inventory::default()
+        };
+        v1::Node {
+            name: "n1".into(),
+            state: "MIXED".into(),
+            inventory: Some((&inventory).into()),
+            gpu_jobs: holders.to_vec(),
+            ..v1::Node::default()
+        }
+    }
+
+    #[test]
+    fn a_host_is_drawn_with_its_holders() {
+        let drawn = draw(&node("NV4 SYS SYS SYS SYS NV4", 4, &[7, 0, 0, 0]), |job| {
+            format!("job {job}")
+        });
+        assert_eq!(
+            drawn,
+            "n1  MIXED, 4 NVIDIA A100\n\
+             \x20     GPU0  GPU1  GPU2  GPU3  NUMA  CPUS  NICS          HELD BY\n\
+             GPU0  ·     NV4   SYS   SYS   0     0-7   mlx5_0 (PIX)  job 7\n\
+             GPU1  NV4   ·     SYS   SYS   0     0-7   mlx5_0 (PIX)  free\n\
+             GPU2  SYS   SYS   ·     NV4   1     0-7   mlx5_0 (PIX)  free\n\
+             GPU3  SYS   SYS   NV4   ·     1     0-7   mlx5_0 (PIX)  drained: fell off\n\
+             joined by NVLink, each with each: 0 1; 2 3\n"
+        );
+    }
+
+    #[test]
+    fn what_is_joined_is_said() {
+        let last = |links: &str, gpus| {
+            let drawn = draw(&node(links, gpus, &[]), |job| job.to_string());
+            drawn.lines().last().unwrap().to_owned()
+        };
+        assert_eq!(last("PHB", 2), "no NVLink");
+        assert_eq!(
+            last("NV1 NV1 SYS", 3),
+            "reached by NVLink, not each from each: 0 1 2"
+        );
+        assert_eq!(draw(&v1::Node::default(), |job| job.to_string()), "  , no GPUs\n");
+    }
+}
