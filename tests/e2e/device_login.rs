@@ -212,6 +212,27 @@ fn who_may_not_come_is_told_why() {
     assert!(!users.contains("nina") && !users.contains("eve"), "{users}");
 }
 
+/// An ID token counts only as the provider signed it, for this cluster, and in its time.
+#[test]
+fn forged_tokens_open_nothing() {
+    // Its own: the log keeps ten failures a minute of one address.
+    let cluster = confidential("");
+    let _provider = Provider::start(&cluster, json!({"secret": SECRET}));
+    let logins = ["key", "payload", "unsigned", "audience", "issuer", "expiry"].map(|what| {
+        let name = format!("forger-{what}");
+        let mut login = Login::start(&cluster, ALICE, &name, &[]);
+        provider::person(&cluster, &[], &login.page(), &name).ok();
+        login
+    });
+    for login in logins {
+        login.wait().fails(1, &["its ID token does not hold"]);
+    }
+    // As itself it would have come as far as the directory.
+    let mut login = Login::start(&cluster, ALICE, "honest", &[]);
+    provider::person(&cluster, &[], &login.page(), "nina").ok();
+    login.wait().fails(5, &["nina is not known"]);
+}
+
 /// The provider's groups give a role, which holds at once.
 #[test]
 fn groups_give_roles() {
@@ -269,13 +290,16 @@ fn a_provider_that_does_not_answer_is_named() {
     let cluster = confidential("");
     let absent = Login::start(&cluster, ALICE, "absent", &[]).wait();
     absent.fails(1, &["provider 127.0.0.1 does not answer", "--ssh-key"]);
-    let settings = json!({"secret": SECRET, "device_ttl_s": 8});
-    let mut provider = Provider::start(&cluster, settings.clone());
+    let settings = |ttl: u32| json!({"secret": SECRET, "device_ttl_s": ttl});
+    let mut provider = Provider::start(&cluster, settings(6));
     let mut unused = Login::start(&cluster, ALICE, "unused", &[]);
     unused.page();
     unused
         .wait()
         .fails(1, &["the code was not used in time", "sign in again"]);
+    provider.kill9();
+    // Longer than it takes to end the provider, on any machine.
+    let mut provider = Provider::start(&cluster, settings(20));
     let mut cut = Login::start(&cluster, ALICE, "cut", &[]);
     cut.page();
     provider.kill9();

@@ -3,13 +3,19 @@
 //   port; device_ttl_s of codes; secret of the client "carrel" (none: a public client);
 //   tls: {key, cert} as PEM; userinfo: claims are told by the userinfo endpoint alone;
 //   slow_down: each code's first poll is answered with "slow_down".
+// The tokens of those who are called "forger-…" are what the broker must not believe.
 import { createServer as plain } from 'node:http';
 import { createServer as tls } from 'node:https';
 import { pathToFileURL } from 'node:url';
 
 const [dir, text] = process.argv.slice(2);
 const settings = JSON.parse(text);
-const { Provider } = await import(pathToFileURL(`${dir}/node_modules/oidc-provider/lib/index.js`));
+const load = (file) => import(pathToFileURL(`${dir}/node_modules/${file}`));
+const { Provider } = await load('oidc-provider/lib/index.js');
+const { SignJWT, exportJWK, generateKeyPair } = await load('jose/dist/node/esm/index.js');
+
+const keyOf = async () => (await generateKeyPair('RS256', { extractable: true })).privateKey;
+const [key, anotherKey] = [await keyOf(), await keyOf()];
 
 const lab = (name, groups) => ({ groups, email: `${name}@lab.example`, email_verified: true });
 const people = {
@@ -18,6 +24,8 @@ const people = {
   nina: lab('Nina', ['gpu', 'root']),
   root: lab('root', ['gpu']),
   eve: lab('eve', ['guests']),
+  ...Object.fromEntries(['key', 'payload', 'unsigned', 'audience', 'issuer', 'expiry']
+    .map((what) => [`forger-${what}`, lab('forger', ['gpu'])])),
   mallory: { ...lab('alice', ['gpu']), email_verified: false },
 };
 
@@ -32,9 +40,35 @@ const provider = new Provider(`${settings.tls ? 'https' : 'http'}://127.0.0.1:${
   features: { deviceFlow: { enabled: true }, devInteractions: { enabled: true } },
   claims: { openid: ['sub'], profile: ['preferred_username', 'groups'], email: ['email', 'email_verified'] },
   conformIdTokenClaims: Boolean(settings.userinfo),
+  jwks: { keys: [{ ...await exportJWK(key), alg: 'RS256', use: 'sig' }] },
   cookies: { keys: ['of no use elsewhere'] },
   ttl: { DeviceCode: settings.device_ttl_s ?? 600, AccessToken: 600, IdToken: 600, Grant: 600, Interaction: 600, Session: 600 },
   findAccount: (_, id) => ({ accountId: id, claims: () => ({ sub: id, preferred_username: id, ...people[id] }) }),
+});
+
+const part = (value) => Buffer.from(JSON.stringify(value)).toString('base64url');
+const parse = (text) => JSON.parse(Buffer.from(text, 'base64url'));
+
+async function forged(what, token) {
+  const [header, payload, signature] = token.split('.');
+  const claims = parse(payload);
+  const signed = (changed, by) => new SignJWT({ ...claims, ...changed }).setProtectedHeader(parse(header)).sign(by);
+  switch (what) {
+    case 'key': return signed({}, anotherKey);
+    case 'payload': return [header, part({ ...claims, preferred_username: 'alice' }), signature].join('.');
+    case 'unsigned': return [part({ alg: 'none' }), payload, ''].join('.');
+    case 'audience': return signed({ aud: 'another' }, key);
+    case 'issuer': return signed({ iss: 'https://sso.example' }, key);
+    case 'expiry': return signed({ iat: claims.iat - 7200, exp: claims.iat - 3600 }, key);
+    default: throw new Error(what);
+  }
+}
+
+provider.use(async (ctx, next) => {
+  await next();
+  const token = ctx.body?.id_token;
+  const who = token && parse(token.split('.')[1]).sub;
+  if (who?.startsWith('forger-')) ctx.body = { ...ctx.body, id_token: await forged(who.slice('forger-'.length), token) };
 });
 
 const slowed = new Set();
