@@ -5,10 +5,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use carrel_core::broker::{Call, Caller, Input, State};
 use carrel_core::model::audit::{Action, AuditRecord, Origin};
-use carrel_core::model::ids::UserName;
+use carrel_core::model::ids::{JobKey, UserName};
 use carrel_core::model::user::{ApiToken, Role, Scope, User};
+use carrel_proto::inside;
 use tonic::Status;
-use tonic::metadata::MetadataMap;
+use tonic::metadata::{Ascii, MetadataMap, MetadataValue};
 
 use crate::actor::{Handle, Refusal};
 use crate::api::refuse;
@@ -27,13 +28,14 @@ pub struct Asker {
     pub user: Arc<User>,
     /// On this machine: can use Unix sockets.
     pub local: bool,
-    /// How far their token goes; all the way on the Unix socket.
+    /// How far their token goes; all the way on the Unix socket, and as far as sessions from inside one.
     pub scope: Scope,
 }
 
 impl Asker {
-    /// Refuses a call that their role or their token does not reach.
+    /// Refuses a call that their role, their token, or the job that they ask from does not reach.
     pub fn must(&self, call: Call) -> Result<(), Status> {
+        self.caller.must_reach(call).map_err(refuse::status)?;
         let needed = call.needs().scope;
         if self.scope < needed {
             return Err(refuse::with_hint(
@@ -72,8 +74,20 @@ impl Auth {
         }
     }
 
-    /// Who sent a request: the socket's peer, or the bearer of a token.
+    /// Who sent a request: the socket's peer, the bearer of a token, or a job through its node's agent.
     pub async fn who(&self, peer: &Peer, metadata: &MetadataMap) -> Result<Asker, Status> {
+        if let Some(job) = metadata.get(inside::HEADER) {
+            return match self.inside(peer, job) {
+                Ok(asker) => Ok(asker),
+                Err(status) => {
+                    let origin = match peer {
+                        Peer::Remote { node: Some(node), .. } => Origin::Node(node.node.clone()),
+                        Peer::Remote { .. } | Peer::Local { .. } => peer.origin(),
+                    };
+                    Err(self.failed(origin, "job", status).await)
+                }
+            };
+        }
         match peer {
             Peer::Local { uid } => {
                 let user = self.local_user(*uid).await?;
@@ -98,7 +112,7 @@ impl Auth {
                 let origin = Origin::Remote(*address);
                 let (user, token) = match self.bearer(metadata) {
                     Ok(found) => found,
-                    Err(status) => return Err(self.failed(origin, status).await),
+                    Err(status) => return Err(self.failed(origin, "token", status).await),
                 };
                 self.used(&token, &origin).await;
                 // A token for less than everything is its user's, and not their office's.
@@ -138,9 +152,41 @@ impl Auth {
         }
     }
 
-    /// Notes a token that did not hold.
-    async fn failed(&self, origin: Origin, status: Status) -> Status {
-        let record = AuditRecord::new(None, origin, Action::SignIn, "token", status.message());
+    /// The owner of a job, who asks from inside it. Only the agent of the node that runs it says so.
+    fn inside(&self, peer: &Peer, job: &MetadataValue<Ascii>) -> Result<Asker, Status> {
+        let Peer::Remote { node: Some(node), .. } = peer else {
+            return Err(refuse::unauthenticated(
+                "only the agent of a node speaks for a job, with the node's certificate",
+                "leave out the header carrel-job",
+            ));
+        };
+        let key: JobKey = job
+            .to_str()
+            .ok()
+            .and_then(|text| text.parse().ok())
+            .ok_or_else(|| refuse::invalid("the header carrel-job names no allocation"))?;
+        let snapshot = self.handle.snapshot();
+        let state = snapshot.state();
+        let caller = state
+            .caller_inside(&node.node, node.serial.as_str(), key)
+            .map_err(refuse::status)?;
+        let user = state.users.get(&caller.user).cloned().ok_or_else(|| {
+            refuse::unauthenticated(
+                format!("user {} is no longer in the directory", caller.user),
+                "an administrator of the cluster can add you again",
+            )
+        })?;
+        Ok(Asker {
+            caller,
+            user,
+            local: false,
+            scope: Scope::Sessions,
+        })
+    }
+
+    /// Notes what did not prove who asks.
+    async fn failed(&self, origin: Origin, what: &str, status: Status) -> Status {
+        let record = AuditRecord::new(None, origin, Action::SignIn, what, status.message());
         self.notes.write(&self.handle, record.refused()).await;
         status
     }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
+use carrel_proto::inside;
 use carrel_proto::v1::broker_client::BrokerClient;
 use hyper_util::rt::TokioIo;
 use tonic::metadata::{Ascii, MetadataValue};
@@ -24,6 +25,10 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const ANSWER_TIMEOUT: Duration = Duration::from_mins(1);
 /// Notices a broker that vanished under a watch.
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
+/// So long the socket of a session is waited for: an agent that was restarted has it again within moments.
+const AGENT_PATIENCE: Duration = Duration::from_secs(5);
+/// Between two attempts at it.
+const AGENT_RETRY: Duration = Duration::from_millis(100);
 /// A thousand nodes' inventories fit many times.
 const MAX_MESSAGE_BYTES: usize = 64 << 20;
 
@@ -37,6 +42,16 @@ pub enum Address {
     Unix(PathBuf),
     /// TLS: `https://host:port`, no path.
     Tls(String),
+}
+
+impl Address {
+    /// The session's own way to the broker, in its container.
+    pub fn is_inside(&self) -> bool {
+        match self {
+            Self::Unix(path) => path == Path::new(inside::SOCKET),
+            Self::Tls(_) => false,
+        }
+    }
 }
 
 impl FromStr for Address {
@@ -99,11 +114,14 @@ impl Interceptor for Bearer {
     }
 }
 
-/// The broker's address: from the flag (or `CARREL_BROKER`), the config, the last sign-in, the
-/// system's socket, or the user's own `carrel up`, in this order.
+/// The broker's address: from the flag (or `CARREL_BROKER`), the session that this runs in, the config,
+/// the last sign-in, the system's socket, or the user's own `carrel up`, in this order.
 pub fn find(flag: Option<&Address>, config: &Config) -> Result<Address> {
     if let Some(address) = flag {
         return Ok(address.clone());
+    }
+    if Path::new(inside::DIR).is_dir() {
+        return Ok(Address::Unix(inside::SOCKET.into()));
     }
     if let Some(text) = &config.broker {
         return text
@@ -132,9 +150,16 @@ pub fn find(flag: Option<&Address>, config: &Config) -> Result<Address> {
 pub async fn connect(address: &Address) -> Result<Client> {
     match address {
         Address::Unix(path) => {
-            let channel = unix_channel(path.clone())
-                .await
-                .map_err(|error| unreachable_error(address, &error))?;
+            let begun = tokio::time::Instant::now();
+            let channel = loop {
+                match unix_channel(path.clone()).await {
+                    Ok(channel) => break channel,
+                    Err(_) if address.is_inside() && begun.elapsed() < AGENT_PATIENCE => {
+                        tokio::time::sleep(AGENT_RETRY).await;
+                    }
+                    Err(error) => return Err(unreachable_error(address, &error)),
+                }
+            };
             Ok(client(channel, Bearer::new(None)?))
         }
         Address::Tls(url) => {
@@ -208,6 +233,9 @@ fn unreachable_error(address: &Address, error: &tonic::transport::Error) -> CliE
         format!("no broker answers at {address}: {}", innermost(error)),
     );
     match address {
+        Address::Unix(_) if address.is_inside() => {
+            error.hint("this node's agent is away; the session goes on without it: try again in a moment")
+        }
         Address::Unix(_) => {
             error.hint("is it running? `carrel up` starts one here; --broker or CARREL_BROKER names another")
         }

@@ -64,6 +64,11 @@ impl Context {
         connect::find(self.globals.broker.as_ref(), &self.config)
     }
 
+    /// Whether this runs inside a session and speaks to the broker as that session.
+    pub fn is_inside(&self) -> bool {
+        self.address().is_ok_and(|address| address.is_inside())
+    }
+
     /// Connects to the broker.
     pub async fn client(&self) -> Result<Client> {
         connect::connect(&self.address()?).await
@@ -165,6 +170,29 @@ impl std::str::FromStr for JobOrSession {
     }
 }
 
+/// The session that is meant where none is named: the one that this runs in.
+pub async fn own_session(context: &Context, client: &mut Client) -> Result<v1::Session> {
+    if !context.is_inside() {
+        return Err(CliError::usage("which session? Name it")
+            .hint("`carrel ps -s` lists yours; inside a session, none named means that one"));
+    }
+    // It is all that a session sees.
+    let request = v1::ListSessionsRequest { all_users: false };
+    let sessions = client.list_sessions(request).await?.into_inner().sessions;
+    sessions
+        .into_iter()
+        .next()
+        .ok_or_else(|| CliError::new(Kind::NotFound, "the broker does not know this session any more"))
+}
+
+/// What is meant: by its name, or where none is given the session that this runs in.
+pub async fn find(context: &Context, client: &mut Client, what: Option<&JobOrSession>) -> Result<Found> {
+    match what {
+        Some(what) => what.find(client).await,
+        None => Ok(Found::Session(Box::new(own_session(context, client).await?))),
+    }
+}
+
 /// What a [`JobOrSession`] was found to be.
 pub enum Found {
     /// A job by its id.
@@ -200,12 +228,14 @@ impl JobOrSession {
             Err(status) => Err(status.into()),
         }
     }
+}
 
+impl Found {
     /// The id of the job, or of the session's live or last one.
-    pub async fn job_id(&self, client: &mut Client) -> Result<u64> {
-        match self.find(client).await? {
-            Found::Job(job) => Ok(job.id),
-            Found::Session(session) => session
+    pub fn job_id(&self) -> Result<u64> {
+        match self {
+            Self::Job(job) => Ok(job.id),
+            Self::Session(session) => session
                 .job
                 .as_ref()
                 .map(|job| job.id)

@@ -108,8 +108,8 @@ impl From<tonic::Status> for CliError {
             Code::NotFound => Kind::NotFound,
             Code::PermissionDenied | Code::Unauthenticated => Kind::Denied,
             Code::InvalidArgument | Code::OutOfRange => Kind::Usage,
+            Code::Unavailable => Kind::Unreachable,
             Code::Ok
-            | Code::Unavailable
             | Code::Cancelled
             | Code::Unknown
             | Code::DeadlineExceeded

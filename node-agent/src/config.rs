@@ -1,5 +1,6 @@
 //! What an operator may set: a file, and flags and environment that come before it.
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -52,6 +53,9 @@ pub struct NodeArgs {
     /// The static carrel-init [default: beside this program]
     #[arg(long, value_name = "FILE", env = "CARREL_INIT")]
     pub init_binary: Option<PathBuf>,
+    /// The static carrel, for use inside sessions [default: beside carrel-init or this program]
+    #[arg(long, value_name = "FILE", env = "CARREL_CLI")]
+    pub cli_binary: Option<PathBuf>,
 }
 
 /// The file. Every key may be left out.
@@ -103,7 +107,11 @@ impl Config {
         let file = file_of(args)?;
         let state = state_dir(args, &file)?;
         let init_binary = args.init_binary.clone().or(named(file.init_binary));
-        let mut runtime = RuntimeOptions::new(&state, find_init(init_binary, &state)?);
+        let init_binary = find_init(init_binary, &state)?;
+        let cli_binary = args.cli_binary.clone().or(named(file.cli_binary));
+        let cli_binary = find_cli(cli_binary, &init_binary)?;
+        let mut runtime = RuntimeOptions::new(&state, init_binary);
+        runtime.cli_binary = cli_binary;
         runtime.private_containerd =
             args.private_containerd || file.private_containerd && args.containerd_socket.is_none();
         runtime.containerd_socket = if args.private_containerd {
@@ -116,7 +124,6 @@ impl Config {
         } else {
             runtime.cdi_dirs.clone_from(&args.cdi_dir);
         }
-        runtime.cli_binary = named(file.cli_binary);
         runtime.network = file.network;
         runtime.subnet = file.subnet.filter(|subnet| !subnet.is_empty());
         runtime.cgroup_parent = file.cgroup_parent.filter(|parent| !parent.is_empty());
@@ -214,13 +221,46 @@ fn find_init(named: Option<PathBuf>, state: &Path) -> Result<PathBuf> {
     })
 }
 
+/// carrel, for use inside sessions: the one that was named; or beside carrel-init, or where packages put
+/// it. None: sessions do without.
+fn find_cli(named: Option<PathBuf>, init: &Path) -> Result<Option<PathBuf>> {
+    if let Some(path) = named {
+        ensure!(
+            path.is_file(),
+            "carrel is not at {}: correct --cli-binary, CARREL_CLI or cli_binary",
+            path.display()
+        );
+        ensure!(
+            is_static(&path),
+            "{} is not static: it would start in few images only",
+            path.display()
+        );
+        return Ok(Some(path));
+    }
+    let own = std::env::current_exe().context("this program's own path")?;
+    let beside = |program: &Path| program.parent().map(|dir| dir.join("carrel"));
+    let places = [
+        beside(init),
+        beside(&own),
+        Some(PathBuf::from("/usr/lib/carrel/carrel")),
+    ];
+    Ok(places
+        .into_iter()
+        .flatten()
+        .find(|path| path.is_file() && is_static(path)))
+}
+
 /// Whether an ELF file names no interpreter (a `PT_INTERP` program header; elf(5)): one that does
 /// starts only in images that have its C library.
 fn is_static(path: &Path) -> bool {
     const INTERP: u32 = 3;
-    let Ok(bytes) = std::fs::read(path) else {
+    // The headers come first; the programs have many megabytes.
+    const HEADERS: u64 = 64 << 10;
+    let mut bytes = Vec::new();
+    let read = std::fs::File::open(path).and_then(|file| file.take(HEADERS).read_to_end(&mut bytes));
+    if read.is_err() {
         return false;
-    };
+    }
     let number = |at: usize, len: usize| {
         let field = bytes.get(at..at + len)?;
         Some(

@@ -2,7 +2,7 @@
 //!
 //! [`service`] is the agent: one task that owns the core's state machine. Around it stand the
 //! [`link`] to the broker, the [`streams`] that gateways ask for, the [`jobs`] with a task for each
-//! container, and [`discovery`]. What they stand on: [`runtime`] and [`image`] (containerd),
+//! container, what comes from [`inside`] of them, and [`discovery`]. What they stand on: [`runtime`] and [`image`] (containerd),
 //! [`gpu`] (NVML), [`cdi`].
 
 pub mod backoff;
@@ -18,6 +18,7 @@ pub mod gpu;
 pub mod identity;
 pub mod image;
 pub mod init_client;
+pub mod inside;
 pub mod jobs;
 pub mod ledger;
 pub mod link;

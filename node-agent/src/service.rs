@@ -19,6 +19,7 @@ use crate::clock::now;
 use crate::config::Config;
 use crate::gateways::GatewaysFile;
 use crate::identity::Membership;
+use crate::inside::Upstream;
 use crate::jobs::{Jobs, Shared, Wish};
 use crate::ledger::LedgerFile;
 use crate::link::{Link, LinkEvent};
@@ -108,6 +109,7 @@ pub async fn run(config: Config, membership: Membership, cancel: CancellationTok
             runtime: runtime.clone(),
             nvml: config.nvml.clone(),
             inventory: inventory_of_jobs,
+            upstream: Arc::new(Upstream::new(membership.broker.clone(), tls_in.clone())),
             allow_root,
             events,
         }),

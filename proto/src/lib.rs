@@ -9,6 +9,7 @@ pub mod v1 {
 
 pub mod claim;
 pub mod convert;
+pub mod inside;
 #[cfg(feature = "relay")]
 pub mod relay;
 #[cfg(feature = "relay")]

@@ -15,6 +15,7 @@ mod forward;
 mod gpus;
 mod hostile;
 mod images;
+mod inside;
 mod lost_store;
 mod open;
 mod processes;

@@ -1,16 +1,19 @@
 //! Why a job waits, or stands where it stands.
 
 use carrel_core::broker::{explain, queue_position};
+use carrel_core::model::ids::JobId;
 use carrel_core::model::topology::Link;
 use carrel_proto::v1::{Explanation, GetJobRequest, Refusal};
 use tonic::Status;
 
-use super::{Call, convert, get_job};
+use super::{Call, convert, refuse};
 
 pub(super) async fn explain_job(call: Call, request: GetJobRequest) -> Result<Explanation, Status> {
     let snapshot = call.snapshot();
     let state = snapshot.state();
-    let job = get_job::find(state, request.id)?;
+    let job = state
+        .job_for(&call.asker.caller, JobId(request.id))
+        .map_err(refuse::status)?;
     let why = explain(state, job);
     let refusals = why.refusals.iter().map(|(reason, hosts)| Refusal {
         reason: reason.to_string(),

@@ -15,8 +15,10 @@ pub(super) async fn list_jobs(call: Call, request: ListJobsRequest) -> Result<Li
     let snapshot = call.snapshot();
     let state = snapshot.state();
     let positions = positions(state);
+    let caller = &call.asker.caller;
     let wanted = state.jobs.values().rev().filter(|job| {
-        (request.all_users || job.owner == call.asker.caller.user)
+        caller.sees_job(job.id)
+            && (request.all_users || job.owner == caller.user)
             && (request.ended || !job.state().is_final())
     });
     let messages = wanted

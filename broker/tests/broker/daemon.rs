@@ -10,7 +10,7 @@ use carrel_proto::v1::broker_client::BrokerClient;
 use carrel_proto::v1::gateway_control_client::GatewayControlClient;
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
-use tonic::metadata::MetadataValue;
+use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Request, Status};
 
@@ -166,13 +166,7 @@ impl Daemon {
     /// The users' API over TLS, with a token.
     pub async fn client_with(&self, token: &str) -> TokenClient {
         let channel = self.tls(None).await.expect("connected");
-        let mut value: MetadataValue<_> = format!("Bearer {token}").parse().expect("a header");
-        value.set_sensitive(true);
-        let add = move |mut request: Request<()>| -> Result<Request<()>, Status> {
-            request.metadata_mut().insert("authorization", value.clone());
-            Ok(request)
-        };
-        BrokerClient::with_interceptor(channel, Box::new(add))
+        with_headers(channel, &[("authorization", &format!("Bearer {token}"))])
     }
 
     /// A user of the directory.
@@ -213,6 +207,25 @@ impl Daemon {
         self.client_with(&self.token(name, v1::TokenScope::Full).await)
             .await
     }
+}
+
+/// The users' API, with these headers in every call.
+pub fn with_headers(channel: Channel, headers: &[(&'static str, &str)]) -> TokenClient {
+    let headers: Vec<(&'static str, MetadataValue<Ascii>)> = headers
+        .iter()
+        .map(|(name, value)| {
+            let mut value: MetadataValue<_> = value.parse().expect("a header");
+            value.set_sensitive(true);
+            (*name, value)
+        })
+        .collect();
+    let add = move |mut request: Request<()>| -> Result<Request<()>, Status> {
+        for (name, value) in &headers {
+            request.metadata_mut().insert(*name, value.clone());
+        }
+        Ok(request)
+    };
+    BrokerClient::with_interceptor(channel, Box::new(add))
 }
 
 type AddToken = Box<dyn FnMut(Request<()>) -> Result<Request<()>, Status> + Send + Sync>;

@@ -8,7 +8,7 @@ use tonic::{Code, Status};
 use crate::daemon::{Daemon, TokenClient, hint};
 
 /// Makes a call that asks for nothing in particular. How it was refused, if it was.
-async fn make(client: &mut TokenClient, call: Call) -> Option<Status> {
+pub async fn make(client: &mut TokenClient, call: Call) -> Option<Status> {
     macro_rules! calls {
         ($($call:ident $method:ident;)*) => {
             match call {

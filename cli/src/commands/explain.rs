@@ -2,7 +2,7 @@
 
 use carrel_proto::v1;
 
-use crate::context::{Context, JobOrSession};
+use crate::context::{self, Context, JobOrSession};
 use crate::error::Result;
 use crate::output::visible;
 use crate::{output, units, view};
@@ -11,15 +11,17 @@ use crate::{output, units, view};
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "Examples:\n  carrel explain dev\n  carrel explain 17")]
 pub struct ExplainArgs {
-    /// Session name, or job id
+    /// Session name, or job id; inside a session, none: that one
     #[arg(value_name = "NAME|JOB", add = super::completion::sessions())]
-    pub what: JobOrSession,
+    pub what: Option<JobOrSession>,
 }
 
 /// Runs the verb.
 pub async fn run(context: &Context, args: ExplainArgs) -> Result<u8> {
     let mut client = context.client().await?;
-    let id = args.what.job_id(&mut client).await?;
+    let id = context::find(context, &mut client, args.what.as_ref())
+        .await?
+        .job_id()?;
     let why = client.explain_job(v1::GetJobRequest { id }).await?.into_inner();
     if context.json() {
         output::json(&view::Explanation::from(why))?;

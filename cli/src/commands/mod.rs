@@ -26,10 +26,49 @@ pub mod version;
 
 use crate::cli::Command;
 use crate::context::Context;
-use crate::error::Result;
+use crate::error::{CliError, Kind, Result};
+
+/// Whether a verb makes sense from inside a session; the broker decides what is allowed.
+fn works_inside(command: &Command) -> bool {
+    match command {
+        Command::Ps(_)
+        | Command::Show(_)
+        | Command::Explain(_)
+        | Command::Extend(_)
+        | Command::Stop(_)
+        | Command::Completion(_)
+        | Command::Version(_) => true,
+        Command::Alloc(_)
+        | Command::Open(_)
+        | Command::Ssh(_)
+        | Command::Attach(_)
+        | Command::Nodes(_)
+        | Command::Rm(_)
+        | Command::Share(_)
+        | Command::Unshare(_)
+        | Command::Login(_)
+        | Command::Up(_)
+        | Command::Node(_)
+        | Command::Found(_)
+        | Command::Token(_)
+        | Command::Key(_)
+        | Command::User(_)
+        | Command::Admin(_)
+        | Command::Proxy(_) => false,
+    }
+}
 
 /// Runs a verb. Returns the program's exit code.
 pub async fn run(context: &Context, command: Command) -> Result<u8> {
+    // Before anything is prepared: no SSH configuration is written, nobody is asked anything.
+    if !works_inside(&command) && context.is_inside() {
+        return Err(
+            CliError::new(Kind::Denied, "this is not possible from inside a session").hint(
+                "inside, `carrel` shows, extends and stops the session that it runs in; everything else is done \
+                 from outside",
+            ),
+        );
+    }
     match command {
         Command::Alloc(args) => alloc::run(context, args).await,
         Command::Open(args) => open::run(context, args).await,

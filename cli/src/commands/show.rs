@@ -4,24 +4,27 @@ use std::time::Duration;
 
 use carrel_proto::v1;
 
-use crate::context::{Context, Found, JobOrSession};
+use crate::context::{self, Context, Found, JobOrSession};
 use crate::error::Result;
 use crate::ssh::alias;
 use crate::{grant, output, units, view};
 
 /// Show a session or a job.
 #[derive(Clone, Debug, clap::Args)]
-#[command(after_help = "Examples:\n  carrel show dev\n  carrel show 17 --output json")]
+#[command(
+    after_help = "Examples:\n  carrel show dev\n  carrel show 17 --output json\n  carrel show                inside a session: that one"
+)]
 pub struct ShowArgs {
-    /// Session name, or job id
+    /// Session name, or job id; inside a session, none: that one
     #[arg(value_name = "NAME|JOB", add = super::completion::sessions())]
-    pub what: JobOrSession,
+    pub what: Option<JobOrSession>,
 }
 
 /// Runs the verb.
 pub async fn run(context: &Context, args: ShowArgs) -> Result<u8> {
     let mut client = context.client().await?;
-    match (args.what.find(&mut client).await?, context.json()) {
+    let found = context::find(context, &mut client, args.what.as_ref()).await?;
+    match (found, context.json()) {
         (Found::Job(job), true) => output::json(&view::Job::from(*job))?,
         (Found::Job(job), false) => output::text(output::fields(job_fields(&job)))?,
         (Found::Session(session), true) => output::json(&view::Session::from(*session))?,

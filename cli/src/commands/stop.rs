@@ -3,23 +3,27 @@
 use carrel_proto::v1;
 
 use crate::connect::Client;
-use crate::context::{Context, Found, JobOrSession};
+use crate::context::{self, Context, Found, JobOrSession};
 use crate::error::{CliError, Result};
 use crate::terminal::{say, show_error};
 use crate::{output, view, wait};
 
 /// End sessions' jobs; the sessions and what they keep stay.
 #[derive(Clone, Debug, clap::Args)]
-#[command(after_help = "Examples:\n  carrel stop dev\n  carrel stop 17 exp-1 exp-2")]
+#[command(after_help = "Examples:\n  carrel stop dev\n  carrel stop 17 exp-1 exp-2\n  \
+    carrel stop                inside a session: that one")]
 pub struct StopArgs {
-    /// Session names, or job ids
-    #[arg(value_name = "NAME|JOB", required = true, add = super::completion::sessions())]
+    /// Session names, or job ids; inside a session, none: that one
+    #[arg(value_name = "NAME|JOB", add = super::completion::sessions())]
     pub what: Vec<JobOrSession>,
 }
 
 /// Runs the verb: each one, whatever happens to the others.
 pub async fn run(context: &Context, args: StopArgs) -> Result<u8> {
     let mut client = context.client().await?;
+    if args.what.is_empty() {
+        return stop_own(context, &mut client).await;
+    }
     let mut stopped = Vec::new();
     let mut failure: Option<CliError> = None;
     for what in &args.what {
@@ -45,6 +49,23 @@ pub async fn run(context: &Context, args: StopArgs) -> Result<u8> {
         output::json(&stopped.into_iter().map(view::Session::from).collect::<Vec<_>>())?;
     }
     failure.map_or(Ok(0), Err)
+}
+
+/// Ends the session that this runs in.
+async fn stop_own(context: &Context, client: &mut Client) -> Result<u8> {
+    let session = context::own_session(context, client).await?;
+    // Before it is done: the end reaches this program as well, and maybe before the answer.
+    if !context.json() {
+        say(format_args!("carrel: session {} ends", session.name));
+    }
+    let job = session.job.as_ref().map_or(0, |job| job.id);
+    let name = wait::id_of(&session);
+    let request = v1::StopSessionRequest { name, job };
+    let stopped = client.stop_session(request).await?.into_inner();
+    if context.json() {
+        output::json(&[view::Session::from(stopped)])?;
+    }
+    Ok(0)
 }
 
 fn state(session: &v1::Session) -> String {

@@ -23,6 +23,22 @@ pub struct Caller {
     pub origin: Origin,
 }
 
+impl Caller {
+    /// The allocation from inside of which they ask; none: from outside. It confines them to what
+    /// the table of rights lets a job do to itself.
+    pub fn job(&self) -> Option<JobKey> {
+        match self.origin {
+            Origin::Job(_, key) => Some(key),
+            Origin::Broker | Origin::Local(_) | Origin::Remote(_) | Origin::Node(_) => None,
+        }
+    }
+
+    /// Whether a job is theirs to see, as far as it depends on where they ask from.
+    pub fn sees_job(&self, id: JobId) -> bool {
+        self.job().is_none_or(|own| own.job == id)
+    }
+}
+
 /// Somebody has proved who they are and gets a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SignIn {

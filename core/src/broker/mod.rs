@@ -30,7 +30,7 @@ pub use check::{Violation, check};
 pub use found::{FoundJob, FoundPart, found_jobs, found_on};
 pub use input::{Caller, Input, OpenSession, Reply, SessionRef, SignIn};
 pub use reject::{Reject, RejectKind};
-pub use rights::{Call, Needs};
+pub use rights::{Call, Inside, Needs};
 pub use settings::Settings;
 pub use state::{NodeLink, NodeUsage, State};
 pub use view::{

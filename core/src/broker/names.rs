@@ -4,11 +4,14 @@ use std::sync::Arc;
 
 use super::input::{Caller, SessionRef};
 use super::reject::{Reject, RejectKind};
-use super::rights::Call;
+use super::rights::{Call, Inside, not_from_inside};
 use super::state::State;
-use crate::model::ids::{NodeName, SessionName, UserName};
+use crate::model::audit::Origin;
+use crate::model::ids::{JobId, JobKey, NodeName, SessionName, UserName};
+use crate::model::job::Job;
 use crate::model::node::NodeRecord;
 use crate::model::session::Session;
+use crate::model::user::Role;
 
 impl State {
     /// The session that a caller means, if this call may be made of it: it is
@@ -27,6 +30,9 @@ impl State {
             SessionRef::Own(name) => self.session_named(&caller.user, name),
             SessionRef::Of(name, user) => self.session_named(user, name),
         };
+        if let Some(own) = caller.job() {
+            return self.session_inside(own, found, call);
+        }
         let needs = call.needs();
         let all = caller.reaches_others(call);
         let foreign = |user: &str| {
@@ -63,6 +69,78 @@ impl State {
             (_, SessionRef::Own(name)) => Err(missing(&format!("named {name}"))),
             (_, SessionRef::Of(name, user)) => Err(missing(&format!("named {name} of {user}"))),
         }
+    }
+
+    /// The session that a caller means from inside a job: the job's own, while the job holds that very
+    /// allocation. What else there is, it does not learn.
+    fn session_inside<'a>(
+        &'a self,
+        own: JobKey,
+        found: Option<&'a Arc<Session>>,
+        call: Call,
+    ) -> Result<&'a Arc<Session>, Reject> {
+        if call.needs().inside == Inside::No {
+            return Err(not_from_inside());
+        }
+        let lives = self.jobs.get(&own.job).is_some_and(|job| job.key() == Some(own));
+        found
+            .filter(|session| lives && session.job == Some(own.job))
+            .ok_or_else(|| {
+                Reject::new(
+                    RejectKind::Denied,
+                    "from inside a session only that session can be reached",
+                )
+                .hint("without a name, `carrel show`, `extend` and `stop` mean the session that they run in")
+            })
+    }
+
+    /// The job that a caller means, if it is theirs to see.
+    pub fn job_for(&self, caller: &Caller, id: JobId) -> Result<&Arc<Job>, Reject> {
+        if !caller.sees_job(id) {
+            return Err(Reject::new(
+                RejectKind::Denied,
+                "from inside a session only its own job can be seen",
+            )
+            .hint("`carrel ps` shows it"));
+        }
+        self.jobs.get(&id).ok_or_else(|| {
+            Reject::new(RejectKind::NotFound, format!("there is no job {id}"))
+                .hint("`carrel ps` lists your sessions and their jobs")
+        })
+    }
+
+    /// Who asks from inside an allocation, if it is this node that runs it: the job's owner, confined
+    /// to that job.
+    ///
+    /// `certificate` is the serial of the one that the node came with. A job that its node still ends is
+    /// still there.
+    pub fn caller_inside(&self, node: &NodeName, certificate: &str, key: JobKey) -> Result<Caller, Reject> {
+        let known = self
+            .nodes
+            .get(node)
+            .is_some_and(|record| record.accepts(certificate));
+        let job = self
+            .jobs
+            .get(&key.job)
+            .filter(|job| known && job.key() == Some(key));
+        let placed = job.and_then(|job| job.placed().map(|placed| (job, placed)));
+        let runs = placed.and_then(|(job, placed)| {
+            let mut parts = placed.allocation.nodes.iter().zip(&placed.ranks);
+            parts
+                .any(|(part, rank)| part.node == *node && !rank.released)
+                .then_some(job)
+        });
+        let job = runs.ok_or_else(|| {
+            Reject::new(
+                RejectKind::Denied,
+                format!("job {} does not run on node {node}, or does no longer", key.job),
+            )
+        })?;
+        Ok(Caller {
+            user: job.owner.clone(),
+            role: Role::User,
+            origin: Origin::Job(node.clone(), key),
+        })
     }
 
     /// A user's sessions, by name.

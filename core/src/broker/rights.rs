@@ -53,14 +53,32 @@ pub struct Needs {
     pub others: Option<Role>,
     /// How far another's session has to be shared with the caller; none: sharing is not enough.
     pub share: Option<Share>,
+    /// From inside a job.
+    pub inside: Inside,
 }
 
-const fn needs(role: Role, scope: Scope, others: Option<Role>, share: Option<Share>) -> Needs {
+/// What a call is from inside a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Inside {
+    /// Not possible.
+    No,
+    /// Of the job that it comes from and of its session, and of nothing else.
+    Own,
+}
+
+const fn needs(
+    role: Role,
+    scope: Scope,
+    others: Option<Role>,
+    share: Option<Share>,
+    inside: Inside,
+) -> Needs {
     Needs {
         role,
         scope,
         others,
         share,
+        inside,
     }
 }
 
@@ -103,50 +121,60 @@ impl Call {
     /// The table.
     #[rustfmt::skip]
     pub const fn needs(self) -> Needs {
+        use Inside::{No, Own};
         use Role::{Admin, Operator, User};
         use Scope::{Full, Read, Sessions};
         match self {
-            //                              role      scope     for others'     or shared
-            Self::GetCluster      => needs( User,     Read,     None,           None),
-            Self::OpenSession     => needs( User,     Sessions, None,           None),
-            Self::GetSession      => needs( User,     Read,     Some(Operator), Some(Share::ReadOnly)),
-            Self::WatchSession    => needs( User,     Read,     Some(Operator), Some(Share::ReadOnly)),
-            Self::ListSessions    => needs( User,     Read,     Some(Operator), Some(Share::ReadOnly)),
-            Self::ExtendSession   => needs( User,     Sessions, Some(Operator), None),
-            Self::StopSession     => needs( User,     Sessions, Some(Operator), None),
-            Self::RemoveSession   => needs( User,     Sessions, Some(Admin),    None),
-            Self::ShareSession    => needs( User,     Full,     Some(Admin),    None),
-            Self::UnshareSession  => needs( User,     Full,     Some(Admin),    None),
+            //                              role      scope     for others'     or shared               from inside
+            Self::GetCluster      => needs( User,     Read,     None,           None,                  Own),
+            Self::OpenSession     => needs( User,     Sessions, None,           None,                  No),
+            Self::GetSession      => needs( User,     Read,     Some(Operator), Some(Share::ReadOnly), Own),
+            Self::WatchSession    => needs( User,     Read,     Some(Operator), Some(Share::ReadOnly), No),
+            Self::ListSessions    => needs( User,     Read,     Some(Operator), Some(Share::ReadOnly), Own),
+            Self::ExtendSession   => needs( User,     Sessions, Some(Operator), None,                  Own),
+            Self::StopSession     => needs( User,     Sessions, Some(Operator), None,                  Own),
+            Self::RemoveSession   => needs( User,     Sessions, Some(Admin),    None,                  No),
+            Self::ShareSession    => needs( User,     Full,     Some(Admin),    None,                  No),
+            Self::UnshareSession  => needs( User,     Full,     Some(Admin),    None,                  No),
             // Nobody enters what is not theirs, whatever their role.
-            Self::OpenStream      => needs( User,     Sessions, None,           Some(Share::ReadOnly)),
-            Self::SignSshKey      => needs( User,     Sessions, None,           None),
+            Self::OpenStream      => needs( User,     Sessions, None,           Some(Share::ReadOnly), No),
+            Self::SignSshKey      => needs( User,     Sessions, None,           None,                  No),
             // Jobs are seen by all, as in squeue.
-            Self::GetJob          => needs( User,     Read,     Some(User),     None),
-            Self::ListJobs        => needs( User,     Read,     Some(User),     None),
-            Self::ExplainJob      => needs( User,     Read,     Some(User),     None),
-            Self::ListNodes       => needs( User,     Read,     None,           None),
-            Self::ListFound       => needs( Operator, Full,     Some(Operator), None),
-            Self::AdoptFound      => needs( Operator, Full,     Some(Operator), None),
-            Self::EndFound        => needs( Operator, Full,     Some(Operator), None),
-            Self::CreateNodeToken => needs( Operator, Full,     None,           None),
-            Self::UpdateNode      => needs( Operator, Full,     None,           None),
-            Self::CreateToken     => needs( User,     Full,     Some(Admin),    None),
-            Self::ListTokens      => needs( User,     Full,     Some(Admin),    None),
-            Self::RevokeToken     => needs( User,     Full,     Some(Admin),    None),
-            Self::AddSshKey       => needs( User,     Full,     None,           None),
-            Self::ListSshKeys     => needs( User,     Read,     None,           None),
-            Self::RemoveSshKey    => needs( User,     Full,     None,           None),
-            Self::PutUser         => needs( Admin,    Full,     Some(Admin),    None),
-            Self::SetUserRole     => needs( Admin,    Full,     Some(Admin),    None),
-            Self::ListUsers       => needs( User,     Read,     Some(Operator), None),
-            Self::ReadAudit       => needs( Operator, Full,     Some(Operator), None),
+            Self::GetJob          => needs( User,     Read,     Some(User),     None,                  Own),
+            Self::ListJobs        => needs( User,     Read,     Some(User),     None,                  Own),
+            Self::ExplainJob      => needs( User,     Read,     Some(User),     None,                  Own),
+            Self::ListNodes       => needs( User,     Read,     None,           None,                  No),
+            Self::ListFound       => needs( Operator, Full,     Some(Operator), None,                  No),
+            Self::AdoptFound      => needs( Operator, Full,     Some(Operator), None,                  No),
+            Self::EndFound        => needs( Operator, Full,     Some(Operator), None,                  No),
+            Self::CreateNodeToken => needs( Operator, Full,     None,           None,                  No),
+            Self::UpdateNode      => needs( Operator, Full,     None,           None,                  No),
+            Self::CreateToken     => needs( User,     Full,     Some(Admin),    None,                  No),
+            Self::ListTokens      => needs( User,     Full,     Some(Admin),    None,                  No),
+            Self::RevokeToken     => needs( User,     Full,     Some(Admin),    None,                  No),
+            Self::AddSshKey       => needs( User,     Full,     None,           None,                  No),
+            Self::ListSshKeys     => needs( User,     Read,     None,           None,                  No),
+            Self::RemoveSshKey    => needs( User,     Full,     None,           None,                  No),
+            Self::PutUser         => needs( Admin,    Full,     Some(Admin),    None,                  No),
+            Self::SetUserRole     => needs( Admin,    Full,     Some(Admin),    None,                  No),
+            Self::ListUsers       => needs( User,     Read,     Some(Operator), None,                  No),
+            Self::ReadAudit       => needs( Operator, Full,     Some(Operator), None,                  No),
         }
     }
 }
 
 impl Caller {
+    /// Refuses what is not possible from where they ask.
+    pub fn must_reach(&self, call: Call) -> Result<(), Reject> {
+        match (self.job(), call.needs().inside) {
+            (None, _) | (Some(_), Inside::Own) => Ok(()),
+            (Some(_), Inside::No) => Err(not_from_inside()),
+        }
+    }
+
     /// Refuses who may not make a call at all.
     pub fn must(&self, call: Call) -> Result<(), Reject> {
+        self.must_reach(call)?;
         let needed = call.needs().role;
         if self.role >= needed {
             return Ok(());
@@ -156,11 +184,12 @@ impl Caller {
 
     /// Whether a call of theirs reaches what is another's.
     pub fn reaches_others(&self, call: Call) -> bool {
-        call.needs().others.is_some_and(|least| self.role >= least)
+        self.job().is_none() && call.needs().others.is_some_and(|least| self.role >= least)
     }
 
     /// Refuses who may not make a call for somebody else.
     pub fn must_reach_others(&self, call: Call) -> Result<(), Reject> {
+        self.must_reach(call)?;
         match call.needs().others {
             Some(least) if self.role < least => Err(self.lacks(least)),
             Some(_) => Ok(()),
@@ -178,6 +207,15 @@ impl Caller {
             self.role
         ))
     }
+}
+
+/// A job looks at itself, extends itself and ends itself.
+pub(super) fn not_from_inside() -> Reject {
+    Reject::new(
+        RejectKind::Denied,
+        "this is not possible from inside a session",
+    )
+    .hint("inside, `carrel` shows, extends and stops the session that it runs in; everything else is done from outside")
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::ids::{NodeName, UserName};
+use super::ids::{JobKey, NodeName, UserName};
 use super::time::Timestamp;
 
 /// Longest detail, bytes: the units of a grant over a few hundred nodes. What is longer is cut.
@@ -23,6 +23,8 @@ pub enum Origin {
     Remote(IpAddr),
     /// A node, by its certificate.
     Node(NodeName),
+    /// The inside of a job, through the agent of the node that it runs on.
+    Job(NodeName, JobKey),
 }
 
 impl fmt::Display for Origin {
@@ -32,6 +34,7 @@ impl fmt::Display for Origin {
             Self::Local(uid) => write!(f, "uid {uid}"),
             Self::Remote(address) => write!(f, "{address}"),
             Self::Node(node) => write!(f, "node {node}"),
+            Self::Job(node, key) => write!(f, "job {key} on node {node}"),
         }
     }
 }

@@ -44,6 +44,11 @@ pub async fn run(args: RunArgs) -> Result<()> {
         config.heartbeat = heartbeat;
     }
     config.allow_root = args.allow_root.or(config.allow_root);
+    if config.runtime.cli_binary.is_none() {
+        tracing::info!(
+            "no static carrel is beside carrel-init: sessions have no `carrel` inside; cli_binary names one"
+        );
+    }
     tracing::info!(node = %membership.node, cluster = membership.cluster, broker = membership.broker, "starting");
     let cancel = CancellationToken::new();
     let mut terminate = signal(SignalKind::terminate())?;

@@ -8,7 +8,7 @@ use carrel_core::model::ids::{GpuUuid, NodeName};
 use carrel_core::model::node::DesiredJob;
 use carrel_core::model::session::Mount;
 use carrel_core::model::time::Timestamp;
-use carrel_proto::v1;
+use carrel_proto::{inside, v1};
 use prost::Message;
 
 use super::{Shared, Wish};
@@ -146,7 +146,7 @@ pub(super) fn init(
 }
 
 /// The broker's variables, and over them what only the node knows: GPU visibility, the
-/// host's own GPU indices, and whether the gang is complete.
+/// host's own GPU indices, the way to the broker, and whether the gang is complete.
 fn environment(job: &DesiredJob, gpus: &[GpuInfo], gpu_env: &[(String, String)]) -> Vec<v1::EnvVar> {
     let mut env: Vec<v1::EnvVar> = Vec::with_capacity(job.env.len() + gpu_env.len() + 2);
     let mut set = |name: &str, value: &str| match env.iter_mut().find(|known| known.name == name) {
@@ -163,6 +163,7 @@ fn environment(job: &DesiredJob, gpus: &[GpuInfo], gpu_env: &[(String, String)])
         let indices: Vec<String> = gpus.iter().map(|gpu| gpu.index.to_string()).collect();
         set("SLURM_JOB_GPUS", &indices.join(","));
     }
+    set("CARREL_BROKER", &inside::address());
     if job.peers.len() > 1 {
         set("CARREL_GO", if job.go { "1" } else { "0" });
     }
@@ -249,6 +250,7 @@ mod tests {
             peers: Vec::new(),
             env: vec![
                 ("CUDA_VISIBLE_DEVICES".into(), "all of them".into()),
+                ("CARREL_BROKER".into(), "https://elsewhere".into()),
                 ("SLURM_JOB_ID".into(), "7".into()),
             ],
             deadline: Timestamp(1_795_254_120_000),
@@ -290,6 +292,7 @@ mod tests {
         assert_eq!(value("CUDA_VISIBLE_DEVICES"), "GPU-5,GPU-2");
         assert_eq!(value("SLURM_JOB_GPUS"), "5,2");
         assert_eq!(value("SLURM_JOB_ID"), "7");
+        assert_eq!(value("CARREL_BROKER"), "unix:/.carrel/api/api.sock");
     }
 
     #[test]

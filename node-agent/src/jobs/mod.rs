@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
 use crate::gpu::NvmlSource;
+use crate::inside::Upstream;
 use crate::runtime::Runtime;
 
 /// Commands that wait for one job's task. The core waits for an answer to each before it repeats
@@ -36,6 +37,8 @@ pub struct Shared {
     pub nvml: NvmlSource,
     /// What the host has, as last discovered.
     pub inventory: watch::Receiver<Inventory>,
+    /// The way to the broker for what jobs say to it.
+    pub upstream: Arc<Upstream>,
     /// Jobs of user 0 may run.
     pub allow_root: bool,
     /// What happens to containers.

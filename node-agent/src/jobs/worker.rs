@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Command, Shared, Wanted, config, usage};
 use crate::init_client::{Told, keep_told};
+use crate::inside;
 use crate::runtime::{ContainerRecord, Exit, LeaseEnd};
 
 /// Longest wait for carrel-init to say that it is up: it takes some milliseconds, on a host that swaps seconds.
@@ -175,6 +176,11 @@ impl Worker {
             told,
         ));
         watching.spawn(keep_told(socket, told_of_client, heard, CancellationToken::new()));
+        watching.spawn(hear_inside(
+            Arc::clone(&self.shared),
+            self.key,
+            self.wanted.clone(),
+        ));
         watching.spawn(pass_on(
             Arc::clone(&self.shared),
             self.key,
@@ -289,6 +295,25 @@ async fn tell_init(
             () = tokio::time::sleep(RETRY), if missing => {}
         }
     }
+}
+
+/// Serves the job's own way to the broker, once it is known whose job it is.
+async fn hear_inside(shared: Arc<Shared>, key: JobKey, mut wanted: watch::Receiver<Wanted>) {
+    let uid = |wanted: &Wanted| Some(wanted.wish.as_ref()?.message.identity.as_ref()?.uid);
+    let Some(uid) = wanted
+        .wait_for(|wanted| uid(wanted).is_some())
+        .await
+        .ok()
+        .and_then(|wanted| uid(&wanted))
+    else {
+        return;
+    };
+    let dir = shared.runtime.api_dir(key);
+    let Err(error) = inside::serve(&dir, key, uid, Arc::clone(&shared.upstream)).await;
+    tracing::warn!(
+        error = format!("{error:#}"),
+        "`carrel` does not work inside this job"
+    );
 }
 
 /// What a container that was taken over is made of.

@@ -192,6 +192,7 @@ impl Runtime {
             gpu_env: &environment_of(&edits, &spec.gpus),
             programs: &self.programs_dir(),
             run_dir: &self.run_dir(key),
+            api_dir: &self.api_dir(key),
             etc: &etc,
             cgroup: &self.cgroup(key),
             host: &self.inner.host,
@@ -373,7 +374,7 @@ fn hidden(mounts: &[BindMount], state_dir: &Path) -> Vec<PathBuf> {
     below.collect()
 }
 
-/// Writes what the container finds in /.carrel/run and /etc; gives the files of the latter.
+/// Writes what the container finds in /.carrel and /etc; gives the files of the latter.
 fn write_job_dir(
     dir: &Path,
     spec: &ContainerSpec,
@@ -390,6 +391,8 @@ fn write_job_dir(
         .recursive(true)
         .mode(0o700)
         .create(dir.join("run"))?;
+    // Root's, and open: the job's user finds the socket in it, and can change nothing.
+    DirBuilder::new().mode(0o755).create(dir.join("api"))?;
     let secret = OpenOptions::new()
         .write(true)
         .create_new(true)

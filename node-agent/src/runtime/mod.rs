@@ -10,6 +10,7 @@
 //! ```text
 //! bin/                   carrel-init and carrel, mounted read-only into every container
 //! jobs/<job>-<gen>/run/  root only: init.pb, fence.pb, and the sockets that carrel-init makes
+//! jobs/<job>-<gen>/api/  the socket by which the job speaks to the broker
 //! jobs/<job>-<gen>/etc/  passwd, group, hosts, hostname, resolv.conf of the container
 //! jobs/<job>-<gen>/      init.log (what process 1 says), started, exit.json
 //! containerd/            the private containerd, where the host runs none
@@ -269,6 +270,11 @@ impl Runtime {
     /// The host's side of [`RUN_DIR`]: `ctl.sock` and `ssh.sock` are here.
     pub fn run_dir(&self, key: JobKey) -> PathBuf {
         self.job_dir(key).join("run")
+    }
+
+    /// The host's side of [`carrel_proto::inside::DIR`].
+    pub fn api_dir(&self, key: JobKey) -> PathBuf {
+        self.job_dir(key).join("api")
     }
 
     /// The last lines that process 1 wrote to its standard output and error; empty: none.

@@ -38,7 +38,7 @@ pub struct RuntimeOptions {
     pub state_dir: PathBuf,
     /// The static carrel-init.
     pub init_binary: PathBuf,
-    /// The static carrel, for use inside; none: not there.
+    /// The static carrel, for use inside; none: it is not there.
     pub cli_binary: Option<PathBuf>,
     /// containerd namespace.
     pub namespace: String,

@@ -6,6 +6,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use carrel_proto::inside;
 use serde_json::{Value, json};
 
 use super::fence;
@@ -47,6 +48,8 @@ pub(super) struct Parts<'a> {
     pub programs: &'a Path,
     /// Host directory of the job's sockets.
     pub run_dir: &'a Path,
+    /// Host directory of the socket to the broker.
+    pub api_dir: &'a Path,
     /// Host files to appear in /etc: name there, path here.
     pub etc: &'a [(&'static str, PathBuf)],
     /// Absolute within the hierarchies.
@@ -245,6 +248,7 @@ fn mounts(parts: &Parts<'_>) -> Vec<Value> {
     ];
     mounts.push(bind(&parts.programs.display().to_string(), PROGRAMS_DIR, true));
     mounts.push(bind(&parts.run_dir.display().to_string(), RUN_DIR, false));
+    mounts.push(bind(&parts.api_dir.display().to_string(), inside::DIR, true));
     for (name, path) in parts.etc {
         mounts.push(bind(&path.display().to_string(), &format!("/etc/{name}"), true));
     }
@@ -461,6 +465,7 @@ mod tests {
             gpu_env: &[("CUDA_VISIBLE_DEVICES".into(), "GPU-1".into())],
             programs: Path::new("/s/bin"),
             run_dir: Path::new("/s/run"),
+            api_dir: Path::new("/s/api"),
             etc: &[("passwd", PathBuf::from("/s/etc/passwd"))],
             cgroup: "/carrel/1-2",
             host: &host,

@@ -19,6 +19,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
+use tonic::codegen::http;
 use tonic::transport::{Certificate, Identity, Server, ServerTlsConfig};
 use tonic::{Request, Response, Status, Streaming};
 
@@ -41,6 +42,17 @@ pub struct State {
     signed: watch::Sender<u32>,
     /// How long a node's certificate is good.
     validity: Mutex<Duration>,
+    /// Calls of the users' API, the newest last.
+    calls: Mutex<Vec<Heard>>,
+}
+
+/// A call of the users' API as it arrived.
+#[derive(Clone, Debug)]
+pub struct Heard {
+    pub uri: http::Uri,
+    pub headers: http::HeaderMap,
+    pub body: Vec<u8>,
+    pub certified: bool,
 }
 
 pub struct Broker {
@@ -133,6 +145,64 @@ impl AgentLink for Service {
     }
 }
 
+/// The users' API: every call is noted and refused.
+#[derive(Clone)]
+struct Calls(Arc<State>);
+
+/// What every call of the users' API is answered.
+pub const REFUSAL: &str = "session dev is already ending";
+pub const HINT: &str = "wait for its end";
+
+impl tonic::server::NamedService for Calls {
+    const NAME: &'static str = "carrel.v1.Broker";
+}
+
+impl tonic::codegen::Service<http::Request<tonic::body::Body>> for Calls {
+    type Response = http::Response<tonic::body::Body>;
+    type Error = std::convert::Infallible;
+    type Future = tonic::codegen::BoxFuture<Self::Response, Self::Error>;
+
+    fn poll_ready(
+        &mut self,
+        _: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Result<(), std::convert::Infallible>> {
+        std::task::Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<tonic::body::Body>) -> Self::Future {
+        use tonic::transport::server::{TcpConnectInfo, TlsConnectInfo};
+        let state = Arc::clone(&self.0);
+        Box::pin(async move {
+            let (parts, body) = request.into_parts();
+            let connection = parts.extensions.get::<TlsConnectInfo<TcpConnectInfo>>();
+            let certified = connection.is_some_and(|tls| tls.peer_certs().is_some());
+            let mut body = std::pin::pin!(body);
+            let mut bytes = Vec::new();
+            while let Some(frame) =
+                std::future::poll_fn(|context| tonic::codegen::Body::poll_frame(body.as_mut(), context)).await
+            {
+                if let Ok(data) = frame.expect("a whole request").into_data() {
+                    bytes.extend_from_slice(&data);
+                }
+            }
+            state.calls.lock().expect("unpoisoned").push(Heard {
+                uri: parts.uri,
+                headers: parts.headers,
+                body: bytes,
+                certified,
+            });
+            let mut status = Status::failed_precondition(REFUSAL);
+            status
+                .metadata_mut()
+                .insert("carrel-hint", HINT.parse().expect("a header"));
+            status
+                .metadata_mut()
+                .insert("x-more", "not for jobs".parse().expect("a header"));
+            Ok(status.into_http())
+        })
+    }
+}
+
 impl Broker {
     /// One that knows nobody yet.
     pub async fn start() -> Self {
@@ -151,6 +221,7 @@ impl Broker {
             refuse: Mutex::default(),
             signed: watch::Sender::new(0),
             validity: Mutex::new(Duration::from_hours(24)),
+            calls: Mutex::default(),
         });
         let (server, port) = serve(&state, 0).await;
         Self {
@@ -220,6 +291,11 @@ impl Broker {
             .expect("the broker lives");
     }
 
+    /// Calls of the users' API so far.
+    pub fn calls(&self) -> Vec<Heard> {
+        self.state.calls.lock().expect("unpoisoned").clone()
+    }
+
     fn last(&self) -> Option<v1::Observed> {
         self.state.observed.borrow().last().cloned()
     }
@@ -242,6 +318,7 @@ async fn serve(state: &Arc<State>, port: u16) -> (JoinHandle<()>, u16) {
         .expect("TLS")
         .add_service(NodeJoinServer::new(Service(Arc::clone(state))))
         .add_service(AgentLinkServer::new(Service(Arc::clone(state))))
+        .add_service(Calls(Arc::clone(state)))
         .serve_with_incoming(TcpListenerStream::new(listener));
     let server = tokio::spawn(async move {
         server.await.expect("served");

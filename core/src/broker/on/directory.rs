@@ -96,6 +96,7 @@ impl Broker {
     }
 
     pub(super) fn on_add_ssh_key(&mut self, caller: &Caller, key: Arc<str>) -> Result<Reply, Reject> {
+        caller.must(Call::AddSshKey)?;
         let mut user = self.own_record(caller)?;
         let owner = self
             .state
@@ -127,6 +128,7 @@ impl Broker {
     }
 
     pub(super) fn on_remove_ssh_key(&mut self, caller: &Caller, key: &Arc<str>) -> Result<Reply, Reject> {
+        caller.must(Call::RemoveSshKey)?;
         let mut user = self.own_record(caller)?;
         let before = user.ssh_keys.len();
         user.ssh_keys.retain(|own| own != key);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::broker::input::{Caller, OpenSession};
-use crate::broker::{Broker, Reject, RejectKind, Reply};
+use crate::broker::{Broker, Call, Reject, RejectKind, Reply};
 use crate::model::gpu::Inventory;
 use crate::model::ids::{JobId, SessionId, SessionName, UserName};
 use crate::model::job::{Job, JobKind, Phase};
@@ -38,6 +38,7 @@ impl Broker {
         caller: &Caller,
         request: OpenSession,
     ) -> Result<Reply, Reject> {
+        caller.must(Call::OpenSession)?;
         if let Some(id) = self.repeated(caller, &request.request_key) {
             return Ok(Reply::Session(id, true));
         }

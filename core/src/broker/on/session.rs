@@ -81,7 +81,12 @@ impl Broker {
         let live = self.state.live_job(session).map(|job| job.id);
         // A stop that is repeated, or comes after the end, finds nothing to do.
         if let Some(job) = live.filter(|job| only.is_none_or(|only| only == *job)) {
-            self.stop_job(now, job, &format!("stopped by {}", caller.user));
+            let inside = if caller.job().is_some() {
+                " from inside"
+            } else {
+                ""
+            };
+            self.stop_job(now, job, &format!("stopped by {}{inside}", caller.user));
             if foreign {
                 self.audit(caller, Action::SessionStop, subject, format!("job {job}"));
             }

@@ -16,6 +16,7 @@ const MAX_TOKENS: usize = 64;
 
 impl Broker {
     pub(super) fn on_create_token(&mut self, caller: &Caller, token: ApiToken) -> Result<Reply, Reject> {
+        caller.must(Call::CreateToken)?;
         if token.user != caller.user {
             caller.must_reach_others(Call::CreateToken)?;
         }
@@ -40,6 +41,7 @@ impl Broker {
     }
 
     pub(super) fn on_revoke_token(&mut self, caller: &Caller, id: &Arc<str>) -> Result<Reply, Reject> {
+        caller.must(Call::RevokeToken)?;
         let reaches = caller.reaches_others(Call::RevokeToken);
         let token = self.state.tokens.get(id).cloned();
         let Some(token) = token.filter(|token| token.user == caller.user || reaches) else {

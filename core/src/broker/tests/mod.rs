@@ -1,6 +1,7 @@
 //! The state machine, seen from outside: inputs, and what they cause.
 
 mod found;
+mod inside;
 mod lifecycle;
 mod nodes;
 mod requests;

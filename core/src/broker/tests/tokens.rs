@@ -10,7 +10,7 @@ use crate::model::user::{ApiToken, Role, Scope, User};
 const HERE: Origin = Origin::Remote(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)));
 const THERE: Origin = Origin::Remote(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2)));
 
-fn token(world: &World, number: u32, user: &str) -> ApiToken {
+pub(super) fn token(world: &World, number: u32, user: &str) -> ApiToken {
     let mut hash = [0; 32];
     hash[..4].copy_from_slice(&number.to_be_bytes());
     ApiToken {

@@ -177,7 +177,8 @@ pub fn client_may_set(name: &str, value: &str) -> bool {
         name,
         "LANG" | "LANGUAGE" | "TZ" | "TERM" | "COLORTERM" | "TERM_PROGRAM" | "NO_COLOR" | "EDITOR"
     ) || name.starts_with("LC_")
-        || name.starts_with("CARREL_")
+        // Where the broker is from outside is not where it is from inside.
+        || name.starts_with("CARREL_") && name != "CARREL_BROKER"
         || matches!(
             name,
             "GIT_AUTHOR_NAME"
@@ -255,6 +256,7 @@ mod tests {
             "GIT_SSH_COMMAND",
             "GIT_EXEC_PATH",
             "CUDA_VISIBLE_DEVICES",
+            "CARREL_BROKER",
             "",
         ] {
             assert!(!client_may_set(name, "x"), "{name}");
