@@ -22,10 +22,13 @@ impl GatewaysFile {
     pub fn open(state: &Path) -> Self {
         let path = state.join("gateways.pb");
         let written = match fs::read(&path) {
-            Ok(bytes) => Desired::decode(&*bytes).map(|kept| kept.gateways).unwrap_or_else(|error| {
-                tracing::warn!(%error, path = %path.display(), "no list of gateways: the broker will say them");
-                Vec::new()
-            }),
+            Ok(bytes) => Desired::decode(&*bytes).map_or_else(
+                |error| {
+                    tracing::warn!(%error, path = %path.display(), "no list of gateways: the broker will say them");
+                    Vec::new()
+                },
+                |kept| kept.gateways,
+            ),
             Err(error) => {
                 if error.kind() != ErrorKind::NotFound {
                     tracing::warn!(%error, path = %path.display(), "cannot be read: the broker will say the gateways");
@@ -71,7 +74,6 @@ mod tests {
             name: name.into(),
             link: "10.0.0.1:7701".into(),
             streams: "10.0.0.1:7702".into(),
-            ..GatewayEndpoint::default()
         };
         let mut file = GatewaysFile::open(dir.path());
         assert_eq!(file.known(), []);
