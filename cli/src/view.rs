@@ -404,7 +404,7 @@ impl From<v1::Session> for Session {
         Self {
             state: session_state(session.state()),
             id: session.id,
-            ssh_alias: crate::ssh::alias::name_of(&session.name),
+            ssh_alias: crate::ssh::alias::name_of(&session.called),
             name: session.name,
             user: session.user,
             reason: session.reason,

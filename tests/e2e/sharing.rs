@@ -31,6 +31,11 @@ fn a_session_shared_in_full_is_entered_and_left_at_once() {
         (&shown[0]["user"], &shown[0]["mode"]),
         (&"bob".into(), &"full".into())
     );
+    let alias = |user| cluster.json(user, ["show", "together.alice"])["ssh_alias"].clone();
+    assert_eq!(
+        (alias(BOB), alias(ALICE)),
+        ("carrel-together.alice".into(), "carrel-together".into())
+    );
     // It is still hers alone to stop.
     cluster
         .carrel(BOB, ["stop", "together.alice"])

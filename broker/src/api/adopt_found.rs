@@ -20,7 +20,7 @@ pub(super) async fn adopt_found(call: Call, request: AdoptFoundRequest) -> Resul
         .and_then(|job| job.session)
         .and_then(|id| snapshot.state().sessions.get(&id));
     session
-        .map(|session| convert::session(snapshot.state(), session))
+        .map(|session| convert::session(snapshot.state(), session, &call.asker.caller.user))
         .ok_or_else(|| Status::aborted("it was adopted, and has ended meanwhile"))
 }
 

@@ -17,14 +17,14 @@ use crate::store::AuditRow;
 /// The class of isolation that whole GPUs have.
 const EXCLUSIVE: &str = "exclusive";
 
-/// A session with its live or last job.
-pub fn session(state: &State, session: &Session) -> v1::Session {
+/// A session with its live or last job, for a user.
+pub fn session(state: &State, session: &Session, to: &UserName) -> v1::Session {
     let position = session.job.and_then(|id| queue_position(state, id));
-    session_at(state, session, position)
+    session_at(state, session, to, position)
 }
 
 /// The same, with the place in the queue as it is known.
-pub fn session_at(state: &State, session: &Session, position: Option<usize>) -> v1::Session {
+pub fn session_at(state: &State, session: &Session, to: &UserName, position: Option<usize>) -> v1::Session {
     let record = session.job.and_then(|id| state.jobs.get(&id));
     v1::Session {
         id: session.id.0,
@@ -42,6 +42,11 @@ pub fn session_at(state: &State, session: &Session, position: Option<usize>) -> 
         host_principal: host_principal(state, session),
         spec: Some((&session.spec).into()),
         shares: session.shares.iter().map(share).collect(),
+        called: if session.owner == *to {
+            session.name.to_string()
+        } else {
+            format!("{}.{}", session.name, session.owner)
+        },
     }
 }
 

@@ -8,5 +8,9 @@ use super::{Call, convert, session_ref};
 pub(super) async fn get_session(call: Call, request: GetSessionRequest) -> Result<Session, Status> {
     let snapshot = call.snapshot();
     let session = call.session(snapshot.state(), &session_ref(&request.name)?)?;
-    Ok(convert::session(snapshot.state(), &session))
+    Ok(convert::session(
+        snapshot.state(),
+        &session,
+        &call.asker.caller.user,
+    ))
 }

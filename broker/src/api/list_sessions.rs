@@ -26,7 +26,7 @@ pub(super) async fn list_sessions(
         .filter(|session| seen(session) && (all || session.owner == caller.user || shared(session)));
     let messages = sessions.map(|session| {
         let position = session.job.and_then(|job| positions.get(&job).copied());
-        convert::session_at(state, session, position)
+        convert::session_at(state, session, &caller.user, position)
     });
     Ok(ListSessionsResponse {
         sessions: messages.collect(),

@@ -101,7 +101,7 @@ impl Call {
         let state = snapshot.state();
         let session = state.sessions.get(&id).map(|session| &**session).or(last);
         let session = session.ok_or_else(|| Status::not_found("the session was removed meanwhile"))?;
-        Ok(convert::session(state, session))
+        Ok(convert::session(state, session, &self.asker.caller.user))
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use carrel_core::broker::{State, queue_position};
-use carrel_core::model::ids::SessionId;
+use carrel_core::model::ids::{SessionId, UserName};
 use carrel_core::model::job::{Job, Phase};
 use carrel_core::model::node::Observed;
 use carrel_core::model::session::Session;
@@ -31,6 +31,7 @@ pub(super) async fn watch_session(
     let record = call.session(call.snapshot().state(), &session_ref(&request.name)?)?;
     let watch = Watch {
         states: call.context.handle.watch(),
+        to: call.asker.caller.user.clone(),
         context: call.context,
         id: record.id,
         record,
@@ -45,6 +46,8 @@ pub(super) async fn watch_session(
 /// A watch. It works only while its client takes what it sends.
 struct Watch {
     context: Arc<Context>,
+    /// Who watches.
+    to: UserName,
     states: watch::Receiver<Snapshot>,
     id: SessionId,
     /// The session as it last was.
@@ -74,7 +77,7 @@ impl Watch {
                 self.counted.and_then(|(_, position)| position),
             );
             if self.seen.as_ref() != Some(&seen) {
-                let message = convert::session_at(state, &self.record, seen.position);
+                let message = convert::session_at(state, &self.record, &self.to, seen.position);
                 self.seen = Some(seen);
                 if self.sent.as_ref() != Some(&message) {
                     self.sent = Some(message.clone());

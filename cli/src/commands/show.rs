@@ -42,7 +42,7 @@ pub fn session_text(session: &v1::Session) -> String {
         ("session reason", session.reason.clone()),
         ("created", units::rfc3339(session.created_ms)),
         ("shared with", super::share::list(&session.shares)),
-        ("ssh alias", alias::name_of(&session.name)),
+        ("ssh alias", alias::name_of(&session.called)),
         (
             "kept",
             if session.ephemeral {

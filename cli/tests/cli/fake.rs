@@ -113,6 +113,7 @@ impl World {
                 isolation: "exclusive".into(),
                 ..Default::default()
             }),
+            called: name.clone(),
             name,
             ..Default::default()
         });
