@@ -66,11 +66,12 @@ impl OidcFile {
     /// With the defaults.
     pub fn resolve(self) -> Result<OidcConfig> {
         let list = Option::unwrap_or_default;
+        let path = |path: Option<PathBuf>| path.filter(|path| !path.as_os_str().is_empty());
         let config = OidcConfig {
             issuer: self.issuer,
             client_id: self.client_id,
-            client_secret_file: self.client_secret_file,
-            ca_file: self.ca_file,
+            client_secret_file: path(self.client_secret_file),
+            ca_file: path(self.ca_file),
             scopes: self
                 .scopes
                 .unwrap_or_else(|| vec!["profile".into(), "email".into()]),
@@ -183,6 +184,13 @@ mod tests {
             let error = resolve("https://sso.example", more).expect_err(more);
             assert!(error.to_string().contains(word), "{error}");
         }
+    }
+
+    #[test]
+    fn no_file_may_be_written_out() {
+        let config = resolve("https://sso.example", "client_secret_file = \"\"\nca_file = \"\"");
+        let config = config.expect("a configuration");
+        assert_eq!((config.client_secret_file, config.ca_file), (None, None));
     }
 
     #[test]

@@ -122,13 +122,18 @@ impl Oidc {
             endpoint.ok_or_else(|| self.refused("it does not offer the device flow (RFC 8628)"))?;
         let methods = metadata.token_endpoint_auth_methods_supported().cloned();
         let id = ClientId::new(self.config.client_id.clone());
+        let by_header = by_header(methods.as_deref()) && self.secret.is_some();
         let mut client: OidcClient = Client::from_provider_metadata(metadata, id, self.secret.clone())
             .set_device_authorization_url(endpoint);
-        if !by_header(methods.as_deref()) {
+        if !by_header {
             client = client.set_auth_type(AuthType::RequestBody);
         }
         let scopes = self.config.scopes.iter().cloned().map(Scope::new);
-        let asked = client.exchange_device_code().add_scopes(scopes);
+        let mut asked = client.exchange_device_code().add_scopes(scopes);
+        if by_header {
+            // Some want it in the body all the same (Google's, as RFC 8628, 3.1, may be read).
+            asked = asked.add_extra_param("client_id", self.config.client_id.as_str());
+        }
         let details = asked.request_async(&self.http).await;
         let details = details.map_err(|error| self.failed(error))?;
         Ok(Flow {
