@@ -26,9 +26,9 @@ fn main() -> std::process::ExitCode {
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let done = match words.as_slice() {
         ["list"] => {
-            carrel_fuzz::TARGETS
-                .iter()
-                .for_each(|target| println!("{}", target.name));
+            for target in carrel_fuzz::TARGETS {
+                println!("{}", target.name);
+            }
             Ok(())
         }
         ["seeds", name, into] => named(name).and_then(|target| {

@@ -32,7 +32,7 @@ impl Mutator {
     }
 
     /// The next variation.
-    pub fn next(&mut self) -> Vec<u8> {
+    pub fn vary(&mut self) -> Vec<u8> {
         let mut bytes = self.input();
         for _ in 0..self.random.random_range(1..=6) {
             self.change(&mut bytes);

@@ -14,7 +14,7 @@ fn whatever_comes_is_read_or_refused() {
         let seeds = (target.seeds)();
         assert!(!seeds.is_empty(), "{} has no seeds", target.name);
         let mut mutator = Mutator::new(1, seeds.clone());
-        let variations = (0..VARIATIONS).map(|_| mutator.next());
+        let variations = (0..VARIATIONS).map(|_| mutator.vary());
         for input in seeds.into_iter().chain(variations) {
             if catch_unwind(|| (target.run)(&input)).is_err() {
                 let kept = format!("{}/{}-panic", env!("CARGO_TARGET_TMPDIR"), target.name);
