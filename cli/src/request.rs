@@ -47,6 +47,12 @@ pub struct RequestArgs {
     /// A directory of the nodes, as the cluster's policy allows; may be repeated
     #[arg(long, value_name = "SRC[:DST][:ro]", value_parser = parse_mount)]
     pub mount: Vec<v1::Mount>,
+    /// Be root in the container, as for `apt-get install`; outside, and in your home, you stay yourself
+    #[arg(long, overrides_with = "no_root")]
+    pub root: bool,
+    /// Be yourself in a session that was started with --root before; its files stay
+    #[arg(long, overrides_with = "root")]
+    pub no_root: bool,
 }
 
 /// "NAME=VALUE".
@@ -96,8 +102,10 @@ impl RequestArgs {
             env,
             workdir,
             mount,
+            root,
+            no_root,
         } = self;
-        if !env.is_empty() || workdir.is_some() || !mount.is_empty() {
+        if !env.is_empty() || workdir.is_some() || !mount.is_empty() || *root || *no_root {
             return false;
         }
         let counts = nodes.or(*cpus).is_none() && gpus.is_none() && gpus_per_node.is_none();
@@ -171,6 +179,7 @@ impl RequestArgs {
             base.mounts.retain(|known| known.target != mount.target);
             base.mounts.push(mount.clone());
         }
+        base.root = self.root || base.root && !self.no_root;
         Ok(base)
     }
 }
@@ -200,12 +209,16 @@ mod tests {
     use crate::cli::{Cli, Command};
     use clap::Parser as _;
 
-    fn spec(line: &str) -> Result<v1::SessionSpec> {
+    fn args(line: &str) -> RequestArgs {
         let cli = Cli::try_parse_from(format!("carrel alloc {line}").split_whitespace()).expect(line);
         match cli.command {
-            Command::Alloc(args) => args.request.over(v1::SessionSpec::default()),
+            Command::Alloc(args) => args.request,
             other => panic!("{other:?}"),
         }
+    }
+
+    fn spec(line: &str) -> Result<v1::SessionSpec> {
+        args(line).over(v1::SessionSpec::default())
     }
 
     fn resources(line: &str) -> v1::ResourceRequest {
@@ -228,8 +241,9 @@ mod tests {
 
     #[test]
     fn containers_are_described() {
-        let spec = spec("--env A=1 --env B=x=y --workdir /w --mount /data:ro --mount /a:/b --mount /c:/d:ro")
-            .unwrap();
+        let spec =
+            spec("--env A=1 --env B=x=y --workdir /w --mount /data:ro --mount /a:/b --mount /c:/d:ro --root")
+                .unwrap();
         let env: Vec<_> = spec
             .env
             .iter()
@@ -245,7 +259,9 @@ mod tests {
             mounts,
             [("/data", "/data", true), ("/a", "/b", false), ("/c", "/d", true)]
         );
-        assert_eq!(spec.workdir, "/w");
+        assert_eq!((spec.workdir.as_str(), spec.root), ("/w", true));
+        let over = |line: &str, base: v1::SessionSpec| args(line).over(base).unwrap().root;
+        assert!(over("", spec.clone()) && !over("--no-root", spec.clone()) && over("--no-root --root", spec));
         for line in [
             "--env A",
             "--env =x",

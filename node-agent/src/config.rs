@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use crate::gpu::{HostSizes, NvmlSource};
 use crate::image::ImageOptions;
-use crate::runtime::{NetworkMode, RuntimeOptions};
+use crate::runtime::{NetworkMode, RuntimeOptions, UserRanges};
 use crate::units::{Size, Span};
 
 /// Where the state is when nobody says.
@@ -81,6 +81,7 @@ struct File {
     heartbeat: Option<Span>,
     pids_limit: Option<u64>,
     allow_metadata: bool,
+    userns: UserRanges,
     allow_root: Option<bool>,
 }
 
@@ -129,6 +130,7 @@ impl Config {
         runtime.cgroup_parent = file.cgroup_parent.filter(|parent| !parent.is_empty());
         runtime.pids_limit = file.pids_limit.unwrap_or(runtime.pids_limit);
         runtime.allow_metadata = file.allow_metadata;
+        runtime.userns = file.userns;
         runtime.images = ImageOptions {
             insecure_registries: file.insecure_registries,
             registry_auth: named(file.registry_auth),
@@ -355,6 +357,7 @@ mod tests {
             (config.heartbeat, config.runtime.pids_limit),
             (DEFAULT_HEARTBEAT, RuntimeOptions::new("/s", "/i").pids_limit)
         );
+        assert_eq!(config.runtime.userns, UserRanges::default());
         assert_eq!(config.allow_root, Some(false));
     }
 

@@ -27,6 +27,7 @@ pub async fn look(nvml: &NvmlSource, runtime: &Runtime) -> Result<Inventory> {
     let looked = tokio::time::timeout(TIMEOUT, looking).await;
     let mut inventory = looked.context("NVML does not answer: see dmesg on the node")??;
     inventory.isolation = runtime.isolation();
+    inventory.no_root = runtime.no_root().unwrap_or_default().to_owned();
     for gpu in &mut inventory.gpus {
         if gpu.drained.is_none()
             && !gpu.mig_enabled

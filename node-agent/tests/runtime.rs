@@ -4,11 +4,10 @@ mod rig;
 
 use std::os::unix::fs::MetadataExt;
 
-use carrel_core::model::gpu::GpuInfo;
 use carrel_core::model::ids::SessionId;
 use carrel_core::model::time::Timestamp;
 use carrel_node::runtime::{BindMount, ContainerState, Exit, HostEntry, NetworkMode, Runtime, RuntimeEvent};
-use rig::{PATIENCE, Rig, busybox_layer, eventually, is_running, job, run_of, with_rig};
+use rig::{PATIENCE, busybox_layer, cut_off, described_gpu, eventually, is_running, job, run_of, with_rig};
 
 /// What a job's first process finds is the contract with carrel-init and with users: who it is, what it
 /// may do, its limits, its files. The image has nothing but a busybox.
@@ -322,43 +321,6 @@ fn a_start_that_was_cut_off_can_be_repeated_or_cleared() {
     );
 }
 
-/// Gives up a start `polls` wake-ups after progress told of `point`, unless it is done by then.
-async fn cut_off(rig: &Rig, spec: &carrel_node::runtime::ContainerSpec, point: &str, polls: usize) {
-    use std::sync::atomic::{AtomicBool, Ordering};
-    let reached = AtomicBool::new(false);
-    let progress = |line: String| {
-        if line.contains(point) {
-            reached.store(true, Ordering::SeqCst);
-        }
-    };
-    let mut left = polls;
-    let mut start = Box::pin(rig.runtime.create(spec, &progress));
-    std::future::poll_fn(|context| {
-        if reached.load(Ordering::SeqCst) {
-            if left == 0 {
-                return std::task::Poll::Ready(());
-            }
-            left -= 1;
-        }
-        start.as_mut().poll(context).map(|started| {
-            if let Err(error) = started {
-                // A start that was cut off after process 1 ran is not repeated by this runtime.
-                assert!(error.to_string().contains("has run on this node"), "{error:#}");
-            }
-        })
-    })
-    .await;
-    // Gives it up: it holds the job's lock.
-    drop(start);
-    // What is not running is cleared as the agent's restart would find it; what runs is ended.
-    if matches!(
-        rig.state(spec.record.key).await,
-        Some(ContainerState::Running { .. } | ContainerState::Lost)
-    ) {
-        rig.runtime.remove(spec.record.key).await.unwrap();
-    }
-}
-
 /// containerd's death ends no container, and costs the agent no event for good.
 #[test]
 fn containers_and_events_survive_containerds_death() {
@@ -505,24 +467,6 @@ fn a_fence_that_leaks_fails_the_start() {
             }
         },
     );
-}
-
-fn described_gpu(index: u32) -> GpuInfo {
-    GpuInfo {
-        uuid: format!("GPU-0000000{index}-1111-2222-3333-444444444444")
-            .parse()
-            .unwrap(),
-        index,
-        model: "NVIDIA H100 80GB HBM3".into(),
-        memory_bytes: 80 << 30,
-        pci_address: String::new(),
-        numa_node: None,
-        minor: Some(index),
-        mig_enabled: false,
-        drained: None,
-        cpu_affinity: String::new(),
-        nvlink_version: 4,
-    }
 }
 
 /// A container sees the GPUs that it was given, under the names that programs look for, and no other.

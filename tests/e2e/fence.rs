@@ -1,4 +1,5 @@
-//! What is not a job's, tried from inside: as its user, with the programs that people would use.
+//! What is not a job's, tried from inside: as its user, and as root in its container, with the programs that people
+//! would use.
 //!
 //! Each test says what it protects, and has a control: the same thing where it must succeed, so that
 //! a refusal is the fence's and not the test's own mistake.
@@ -14,8 +15,11 @@ use carrel_tests::wait;
 
 use crate::shared::{self, SMALL};
 
+/// As its user, and as root in its container.
+const RIGHTS: [(&str, &[&str]); 2] = [("user", &[]), ("root", &["--root"])];
+
 /// A cluster whose nodes have an image with other people's devices and setuid programs in it.
-fn hostile() -> &'static Cluster {
+pub fn hostile() -> &'static Cluster {
     static CLUSTER: std::sync::OnceLock<Cluster> = std::sync::OnceLock::new();
     CLUSTER.get_or_init(|| {
         Cluster::start(&Options {
@@ -49,7 +53,7 @@ call("open_tree", 428, -1, 0, -1)
 "#;
 
 /// Tries to become a debugger of the processes named; prints "attached" or the error of each.
-const ATTACH: &str = r#"
+pub const ATTACH: &str = r#"
 import ctypes, errno, os, signal, subprocess, sys
 libc = ctypes.CDLL(None, use_errno=True)
 child = subprocess.Popen(["sleep", "1000"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -60,7 +64,7 @@ for pid in [*map(int, sys.argv[1:]), child.pid]:
 os.kill(child.pid, signal.SIGKILL)
 "#;
 
-fn python(session: &Session<'_>, code: &str, arguments: &str) -> String {
+pub fn python(session: &Session<'_>, code: &str, arguments: &str) -> String {
     session.ssh([format!("python3 - {arguments}")]).stdin(code).ok()
 }
 
@@ -101,23 +105,25 @@ fn stop(running: Running) {
 #[test]
 fn the_trial_is_shown() {
     let cluster = shared::cluster();
-    let session = cluster.open(ALICE, "tried", &[&["--gpus", "1"], &SMALL[..]].concat());
-    let fence = &session.record()["job"]["nodes"][0]["fence"];
-    assert!(
-        fence["checks"].as_u64().is_some_and(|checks| checks > 50),
-        "{fence}"
-    );
-    assert!(
-        fence["micros"].as_u64().is_some_and(|micros| micros > 0),
-        "{fence}"
-    );
-    let shown = cluster.carrel(ALICE, ["show", "tried"]).ok();
-    assert!(shown.contains("checks passed at the start"), "{shown}");
+    for (name, rights) in RIGHTS {
+        let session = cluster.open(ALICE, name, &[&["--gpus", "1"], &SMALL[..], rights].concat());
+        let fence = &session.record()["job"]["nodes"][0]["fence"];
+        assert!(
+            fence["checks"].as_u64().is_some_and(|checks| checks > 50),
+            "{fence}"
+        );
+        assert!(
+            fence["micros"].as_u64().is_some_and(|micros| micros > 0),
+            "{fence}"
+        );
+        let shown = cluster.carrel(ALICE, ["show", name]).ok();
+        assert!(shown.contains("checks passed at the start"), "{shown}");
+    }
     let nodes = cluster.json(ROOT, ["nodes"]);
     assert!(
         nodes[0]["isolation"]
             .as_str()
-            .is_some_and(|text| text.contains("disk: not limited")),
+            .is_some_and(|text| text.contains("disk: not limited") && text.contains("root inside by a user")),
         "{nodes}"
     );
 }
@@ -126,7 +132,13 @@ fn the_trial_is_shown() {
 /// own GPU, at which the kernel looks for a driver, and /dev/null.
 #[test]
 fn devices_that_are_not_the_job_s() {
-    let session = hostile().open(ALICE, "devices", &[&["--gpus", "2"], &SMALL[..]].concat());
+    for (name, rights) in RIGHTS {
+        let name = format!("devices-{name}");
+        devices_of(&hostile().open(ALICE, &name, &[&["--gpus", "2"], &SMALL[..], rights].concat()));
+    }
+}
+
+fn devices_of(session: &Session<'_>) {
     let outcome = |path: &str| {
         session
             .ssh([format!("/bin/busybox dd if={path} of=/dev/null bs=1 count=1")])
@@ -192,7 +204,16 @@ fn setuid_programs() {
 #[test]
 fn the_kernel_s_interfaces() {
     let cluster = shared::cluster();
-    let session = cluster.open(ALICE, "kernel", &SMALL);
+    for (name, rights) in RIGHTS {
+        let name = format!("kernel-{name}");
+        kernel_of(
+            cluster,
+            &cluster.open(ALICE, &name, &[&SMALL[..], rights].concat()),
+        );
+    }
+}
+
+fn kernel_of(cluster: &Cluster, session: &Session<'_>) {
     let calls = |output: String| -> BTreeMap<String, String> {
         let lines = output.lines().filter_map(|line| line.split_once(' '));
         lines
@@ -200,13 +221,24 @@ fn the_kernel_s_interfaces() {
             .collect()
     };
     let host = calls(cluster.cmd(ROOT, "python3").arg("-").stdin(CALLS).ok());
-    for (name, error) in calls(python(&session, CALLS, "")) {
+    for (name, error) in calls(python(session, CALLS, "")) {
         assert_eq!(error, "EPERM", "{name}");
         // Some ask for a capability before they look at anything; root of a virtual machine has them all.
         assert_ne!(host[&name], "EPERM", "{name}: the host's root is let through");
     }
     for refused in [
         "mount -t tmpfs none /mnt",
+        "mount --bind / /mnt",
+        "mount -o remount,rw /proc/sys",
+        "umount /proc/sysrq-trigger",
+        "umount -l /.carrel/bin",
+        "pivot_root / /mnt",
+        "mknod /tmp/null c 1 3 && cat /tmp/null",
+        "nsenter -t 1 -m true",
+        "hostname other",
+        "echo 1 >/proc/sys/net/ipv4/ip_forward",
+        "echo other >/proc/sys/kernel/hostname",
+        "echo 1 >/sys/kernel/mm/ksm/run",
         "unshare -U true",
         "unshare -m true",
         "dmesg",
@@ -214,7 +246,8 @@ fn the_kernel_s_interfaces() {
         "echo b >/proc/sysrq-trigger",
         "echo 3 >/proc/sys/vm/drop_caches",
         "echo 1 >/proc/irq/default_smp_affinity",
-        "mkdir /sys/fs/cgroup/x",
+        "mkdir /sys/fs/cgroup/x && test -e /sys/fs/cgroup/x/cgroup.procs",
+        "mkdir /sys/fs/cgroup/pids/x",
         "echo 0 >/sys/fs/cgroup/pids/pids.max",
         "echo mem >/sys/power/state",
         "cat /dev/mem",
@@ -286,11 +319,15 @@ fn process_1() {
 fn other_jobs() {
     let cluster = shared::cluster();
     // On one node, so that they are neighbours.
-    let gpu = [&["--gpus", "1"], &SMALL[..]].concat();
-    let (alice, bob) = (
-        cluster.open(ALICE, "near-a", &gpu),
-        cluster.open(BOB, "near-b", &gpu),
-    );
+    for (name, rights) in RIGHTS {
+        let gpu = [&["--gpus", "1"], &SMALL[..], rights].concat();
+        let [alice, bob] = [(ALICE, "a"), (BOB, "b")]
+            .map(|(user, side)| cluster.open(user, &format!("near-{side}-{name}"), &gpu));
+        neighbours(cluster, alice, bob);
+    }
+}
+
+fn neighbours(cluster: &Cluster, alice: Session<'_>, bob: Session<'_>) {
     let servers = [server(&bob, "0.0.0.0", 4400), server(&alice, "127.0.0.1", 4401)];
     let bobs = address(&bob).to_string();
     assert_ne!(address(&alice).to_string(), bobs);
@@ -327,13 +364,20 @@ fn other_jobs() {
 #[test]
 fn the_host_s_ports_and_sockets() {
     let cluster = shared::cluster();
-    let session = cluster.open(ALICE, "host", &[&["--gpus", "1"], &SMALL[..]].concat());
+    for (name, rights) in RIGHTS {
+        let name = format!("host-{name}");
+        let session = cluster.open(ALICE, &name, &[&["--gpus", "1"], &SMALL[..], rights].concat());
+        host_from(cluster, &session);
+    }
+}
+
+fn host_from(cluster: &Cluster, session: &Session<'_>) {
     let port = carrel_tests::cluster::BROKER_PORT;
     assert!(cluster.sandbox().connect(port).is_ok());
-    let own = address(&session).to_string();
+    let own = address(session).to_string();
     let gateway = format!("{}.1", own.rsplit_once('.').expect("an IPv4 address").0);
     for host in ["127.0.0.1", &gateway, "10.213.0.1"] {
-        assert!(!connects(&session, host, port), "the broker at {host}");
+        assert!(!connects(session, host, port), "the broker at {host}");
     }
     let sockets = cluster
         .cmd(ROOT, "find")
@@ -381,20 +425,29 @@ fn the_metadata_service() {
         done
     "#;
     cluster.cmd(ROOT, "bash").args(["-c", outside]).stdin("").ok();
-    let session = cluster.open(ALICE, "cloud", &SMALL);
+    for (name, rights) in RIGHTS {
+        let name = format!("cloud-{name}");
+        metadata_of(
+            &cluster,
+            &cluster.open(ALICE, &name, &[&SMALL[..], rights].concat()),
+        );
+    }
+}
+
+fn metadata_of(cluster: &Cluster, session: &Session<'_>) {
     let from_host = cluster
         .cmd(ROOT, "bash")
         .args(["-c", "echo </dev/tcp/169.254.169.254/80"]);
     assert_eq!(from_host.run().code, 0, "the service is there");
-    assert!(connects(&session, "203.0.113.7", 80), "there is a way out");
-    assert!(connects(&session, "169.254.169.254", 53), "names are found");
+    assert!(connects(session, "203.0.113.7", 80), "there is a way out");
+    assert!(connects(session, "169.254.169.254", 53), "names are found");
     assert!(
-        !connects(&session, "169.254.169.254", 80),
+        !connects(session, "169.254.169.254", 80),
         "the service is not the job's"
     );
     // Nothing in, from there.
-    let job = address(&session);
-    let inward = server(&session, "0.0.0.0", 4500);
+    let job = address(session);
+    let inward = server(session, "0.0.0.0", 4500);
     let try_in = format!(
         "pid=$(pgrep -f 'busybox sleep 100000'); nsenter --net=/proc/$pid/ns/net timeout 2 bash -c 'echo </dev/tcp/{job}/4500'"
     );
@@ -410,14 +463,23 @@ fn the_metadata_service() {
 #[test]
 fn out_of_memory_is_named() {
     let cluster = shared::cluster();
-    let session = cluster.open(ALICE, "greedy", &["-c", "1", "--mem", "128M"]);
+    for (name, rights) in RIGHTS {
+        let name = format!("greedy-{name}");
+        greedy(
+            cluster,
+            &cluster.open(ALICE, &name, &[&["-c", "1", "--mem", "128M"], rights].concat()),
+        );
+    }
+}
+
+fn greedy(cluster: &Cluster, session: &Session<'_>) {
     let greedy = session.ssh(["python3 -c 'x = bytearray(1 << 30)'"]).run();
     assert_ne!(greedy.code, 0, "{greedy}");
     assert_eq!(session.ssh(["echo still here"]).ok(), "still here");
     cluster.ready("the kill is told", |_| {
         session.record()["job"]["nodes"][0]["oom_kills"].as_u64() > Some(0)
     });
-    let shown = cluster.carrel(ALICE, ["show", "greedy"]).ok();
+    let shown = cluster.carrel(ALICE, ["show", session.name()]).ok();
     assert!(shown.contains("for want of memory (limit 128M)"), "{shown}");
     let mut terminal =
         carrel_tests::terminal::Terminal::start(&cluster.ssh(ALICE, ["-tt"]).arg(session.alias()));
@@ -430,12 +492,18 @@ fn out_of_memory_is_named() {
 #[test]
 fn processes_are_limited() {
     let cluster = shared::cluster();
-    let session = cluster.open(ALICE, "forks", &SMALL);
-    let limit = session
-        .ssh(["cat /sys/fs/cgroup/pids/pids.max /sys/fs/cgroup/pids.max 2>/dev/null"])
-        .run()
-        .stdout;
-    assert_eq!(limit.trim(), "32768");
+    for (name, rights) in RIGHTS {
+        let name = format!("forks-{name}");
+        let session = cluster.open(ALICE, &name, &[&SMALL[..], rights].concat());
+        let limit = session
+            .ssh(["cat /sys/fs/cgroup/pids/pids.max /sys/fs/cgroup/pids.max 2>/dev/null"])
+            .run()
+            .stdout;
+        assert_eq!(limit.trim(), "32768");
+        let more = session
+            .ssh(["echo 99999 >$(ls /sys/fs/cgroup/pids/pids.max /sys/fs/cgroup/pids.max 2>/dev/null)"]);
+        assert_ne!(more.run().code, 0);
+    }
 }
 
 /// What the operator's policy does not allow is refused before anything is asked for, by the rule's name; what it
@@ -448,6 +516,7 @@ fn the_operator_s_policy() {
         broker_config: r#"
             [policy]
             images = ["local/busybox"]
+            root = false
             mounts = [
               { name = "data", path = "/run/data", read_only = true },
               { name = "own", path = "/run/own/%u" },
@@ -482,6 +551,7 @@ fn the_operator_s_policy() {
         &["--mount", "/run/own/bob:/own"],
         &["/run/own/bob", "policy.mounts", "/run/own/alice"],
     );
+    refused(&["--root"], &["policy.root", "leave --root out"]);
     refused(&["--mount", "/etc:/mnt"], &["/etc", "policy.mounts"]);
     refused(
         &["--mount", "/run/data:/proc/x:ro"],

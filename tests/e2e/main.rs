@@ -20,6 +20,7 @@ mod lost_store;
 mod open;
 mod processes;
 mod resume;
+mod root;
 mod sandbox;
 mod shared;
 mod sharing;

@@ -21,14 +21,21 @@ fn nothing_is_left() {
             count("carrel-init") + count("containerd-shim"),
         )
     };
+    for rights in [&[][..], &["--root"]] {
+        tidy(&cluster, look, rights);
+    }
+}
+
+fn tidy<T: PartialEq + std::fmt::Debug>(cluster: &Cluster, look: impl Fn() -> T, rights: &[&str]) {
+    let small = [&["-c", "1", "--mem", "64M"], rights].concat();
     // The first session makes what stays for all (a bridge).
-    drop(cluster.open(ALICE, "first", &["--gpus", "1", "-c", "1", "--mem", "64M"]));
+    drop(cluster.open(ALICE, "first", &[&["--gpus", "1"], &small[..]].concat()));
     cluster.ready("the first is gone", |this| {
         this.json(ROOT, ["nodes"])[0]["gpus_free"] == 8
     });
     let before = look();
     {
-        let session = cluster.open(ALICE, "second", &["--gpus", "8", "-c", "1", "--mem", "64M"]);
+        let session = cluster.open(ALICE, "second", &[&["--gpus", "8"], &small[..]].concat());
         assert_ne!(look(), before, "a running session is seen");
         session.ssh(["sleep 100000 </dev/null >/dev/null 2>&1 &"]).ok();
     }

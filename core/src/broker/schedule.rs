@@ -7,6 +7,7 @@ use crate::model::audit::Action;
 use crate::model::ids::{JobId, NodeName, SessionId};
 use crate::model::job::{Job, Phase, Placed, RankStatus};
 use crate::model::resources::{Allocation, ResourceRequest};
+use crate::model::session::SessionSpec;
 use crate::model::time::Timestamp;
 use crate::placement::{HostView, WhyNot, place};
 use crate::queue;
@@ -50,14 +51,15 @@ impl Broker {
             .session
             .map(|session| self.kept_on(session))
             .unwrap_or_default();
-        let why = match find_place(&self.state, &job.request, &kept) {
+        let needs = Needs::of(&self.state, &job);
+        let why = match find_place(&self.state, &needs, &kept) {
             Ok(allocation) => {
                 self.give(now, &job, allocation);
                 return true;
             }
             Err(why) => why,
         };
-        let blocks = fits_when_free(&self.state, &job.request);
+        let blocks = fits_when_free(&self.state, &needs);
         let word = if blocks { "Resources" } else { "ReqNodeNotAvail" };
         self.set_reason(&job, format!("{word}: {}", summary(&why)));
         !blocks
@@ -141,9 +143,13 @@ impl Broker {
     }
 
     /// Refuses a request that no set of this cluster's nodes could ever hold.
-    pub(super) fn must_be_possible(&self, request: &ResourceRequest) -> Result<(), Reject> {
-        let hosts = every_host(&self.state, HostState::Whole);
-        match place(&views(&hosts), request) {
+    pub(super) fn must_be_possible(&self, spec: &SessionSpec) -> Result<(), Reject> {
+        let needs = Needs {
+            request: &spec.request,
+            root: spec.container.root,
+        };
+        let hosts = every_host(&self.state, HostState::Whole, &needs);
+        match place(&views(&hosts), needs.request) {
             Ok(_) => Ok(()),
             Err(why) => {
                 let hint = match why.nearest {
@@ -161,13 +167,31 @@ impl Broker {
     }
 }
 
+/// What a job's nodes must have.
+#[derive(Clone, Copy)]
+pub(super) struct Needs<'a> {
+    request: &'a ResourceRequest,
+    /// Its user is to be root in the containers.
+    root: bool,
+}
+
+impl<'a> Needs<'a> {
+    pub(super) fn of(state: &State, job: &'a Job) -> Self {
+        let session = job.session.and_then(|id| state.sessions.get(&id));
+        Self {
+            request: &job.request,
+            root: session.is_some_and(|session| session.spec.container.root),
+        }
+    }
+}
+
 /// A place for a request on what is free: where its session's changes are kept, if that fits.
 pub(super) fn find_place(
     state: &State,
-    request: &ResourceRequest,
+    needs: &Needs<'_>,
     kept_on: &[NodeName],
 ) -> Result<Allocation, WhyNot> {
-    let hosts = every_host(state, HostState::Free);
+    let (request, hosts) = (needs.request, every_host(state, HostState::Free, needs));
     if !kept_on.is_empty() && request.nodes == 1 {
         let kept: Vec<_> = views(&hosts)
             .into_iter()
@@ -181,8 +205,12 @@ pub(super) fn find_place(
 }
 
 /// The request fits on the nodes that are reachable and in service, were all of them free.
-pub(super) fn fits_when_free(state: &State, request: &ResourceRequest) -> bool {
-    place(&views(&every_host(state, HostState::Emptied)), request).is_ok()
+pub(super) fn fits_when_free(state: &State, needs: &Needs<'_>) -> bool {
+    place(
+        &views(&every_host(state, HostState::Emptied, needs)),
+        needs.request,
+    )
+    .is_ok()
 }
 
 /// One sentence for people.
@@ -244,15 +272,15 @@ fn views<'a>(hosts: &'a [Host<'a>]) -> Vec<HostView<'a>> {
         .collect()
 }
 
-fn every_host(state: &State, what: HostState) -> Vec<Host<'_>> {
+fn every_host<'a>(state: &'a State, what: HostState, needs: &Needs<'_>) -> Vec<Host<'a>> {
     state
         .nodes
         .iter()
-        .map(|(name, _)| host(state, name, what))
+        .map(|(name, _)| host(state, name, what, needs.root))
         .collect()
 }
 
-fn host<'a>(state: &'a State, name: &'a NodeName, what: HostState) -> Host<'a> {
+fn host<'a>(state: &'a State, name: &'a NodeName, what: HostState, root: bool) -> Host<'a> {
     let record = &state.nodes[name];
     let inventory = &record.inventory;
     // Placement's masks are 64 bits wide; it places nothing beyond.
@@ -269,6 +297,9 @@ fn host<'a>(state: &'a State, name: &'a NodeName, what: HostState) -> Host<'a> {
         HostState::Whole => None,
         HostState::Free | HostState::Emptied => state.unavailable(name),
     };
+    let no_root = (root && !inventory.no_root.is_empty())
+        .then(|| format!("not able to make its users root ({})", inventory.no_root));
+    let unavailable = unavailable.or(no_root);
     if matches!(what, HostState::Free) {
         let mut take = |gpu: &crate::model::ids::GpuUuid| {
             if let Some(position) = inventory.gpus.iter().take(64).position(|info| info.uuid == *gpu) {
@@ -297,25 +328,25 @@ fn host<'a>(state: &'a State, name: &'a NodeName, what: HostState) -> Host<'a> {
 }
 
 impl State {
-    /// Why a node gets no new jobs; none: it does.
+    /// Why a node gets no new jobs, after "node is"; none: it does.
     pub fn unavailable(&self, name: &NodeName) -> Option<String> {
         if let Some(reason) = self.nodes.get(name).and_then(|node| node.drained.as_ref()) {
-            return Some(format!("node is drained ({reason})"));
+            return Some(format!("drained ({reason})"));
         }
         if self.nodes.get(name).is_some_and(|node| node.found.is_some()) {
             return Some(format!(
-                "node was found, not joined: an operator adopts it with `carrel node adopt {name}`"
+                "found, not joined: an operator adopts it with `carrel node adopt {name}`"
             ));
         }
         let Some(link) = self.links.get(name) else {
-            return Some("node is down".to_owned());
+            return Some("down".to_owned());
         };
         let Some(observed) = link.observed.as_ref().filter(|_| link.connected) else {
-            return Some("node is down".to_owned());
+            return Some("down".to_owned());
         };
         match &observed.accepted {
             Some((cluster, _)) if *cluster != self.cluster.id => {
-                Some(format!("node belongs to another cluster ({cluster})"))
+                Some(format!("another cluster's ({cluster})"))
             }
             _ => None,
         }

@@ -1,7 +1,7 @@
 //! What readers want to know of a state.
 
 use super::found::found_on;
-use super::schedule::{find_place, fits_when_free, summary};
+use super::schedule::{Needs, find_place, fits_when_free, summary};
 use super::state::{NodeUsage, State};
 use crate::model::gpu::Inventory;
 use crate::model::ids::{JobId, NodeName};
@@ -93,7 +93,7 @@ pub fn node_state(state: &State, name: &NodeName) -> (&'static str, String) {
     }
     if let Some(reason) = state.unavailable(name) {
         let found = state.nodes.get(name).is_some_and(|node| node.found.is_some());
-        return (if found { "FOUND" } else { "DOWN" }, reason);
+        return (if found { "FOUND" } else { "DOWN" }, format!("node is {reason}"));
     }
     let Some(node) = state.nodes.get(name) else {
         return ("DOWN", "unknown node".to_owned());
@@ -203,14 +203,15 @@ pub fn explain(state: &State, job: &Job) -> Explanation {
         };
     };
     let ahead: Vec<JobId> = queue::order(state).take_while(|id| *id != job.id).collect();
-    match find_place(state, &job.request, &[]) {
+    let needs = Needs::of(state, job);
+    match find_place(state, &needs, &[]) {
         Ok(_) => Explanation {
             summary: format!("it would fit now ({reason})"),
             ahead,
             ..Explanation::default()
         },
         Err(why) => {
-            let held = if fits_when_free(state, &job.request) {
+            let held = if fits_when_free(state, &needs) {
                 "it waits for others to end"
             } else {
                 "it waits for nodes that are down or drained"

@@ -67,4 +67,7 @@ pub struct Inventory {
     /// For people: what a job's container is kept in, and which of its uses are limited.
     #[serde(default)]
     pub isolation: String,
+    /// Why no container's user can be root in it here; empty: he can.
+    #[serde(default)]
+    pub no_root: String,
 }

@@ -12,7 +12,7 @@ use carrel_proto::{inside, v1};
 use prost::Message;
 
 use super::{Shared, Wish};
-use crate::runtime::{BindMount, ContainerRecord, ContainerSpec, LeaseEnd};
+use crate::runtime::{BindMount, ContainerRecord, ContainerSpec, LeaseEnd, root_inside};
 
 /// A host's GPUs, as one job sees them.
 pub(super) struct Gpus {
@@ -60,10 +60,6 @@ pub(super) fn container(
         identity.uid != 0 || shared.allow_root,
         "this node runs no jobs of user 0 (root): ask as another user, or set allow_root in the agent's configuration"
     );
-    ensure!(
-        !job.container.root,
-        "this node cannot make its user root in a container"
-    );
     let mut mounts: Vec<BindMount> = BindMount::home(&identity).into_iter().collect();
     for Mount {
         source,
@@ -102,6 +98,7 @@ pub(super) fn container(
         hostname: host_name(job),
         mounts,
         identity,
+        root: job.container.root,
         gpus: own,
         others,
         pids_limit: shared.runtime.pids_limit(),
@@ -135,7 +132,8 @@ pub(super) fn init(
     v1::InitConfig {
         job: job.key.job.0,
         generation: job.key.generation.0,
-        identity: message.identity.clone(),
+        identity: message.identity.as_ref().map(|identity| inside(job, identity)),
+        root: job.container.root,
         env: environment(job, gpus, gpu_env),
         workdir: job.workdir.clone(),
         ssh: message.ssh.clone(),
@@ -143,6 +141,16 @@ pub(super) fn init(
         // Known when the container is made.
         first_lease_end_ms: 0,
     }
+}
+
+/// The user, as his processes are in the container.
+fn inside(job: &DesiredJob, identity: &v1::Identity) -> v1::Identity {
+    if !job.container.root {
+        return identity.clone();
+    }
+    let covers = |mount: &Mount| Path::new(&identity.home).starts_with(&mount.target);
+    let home_is_mounted = BindMount::home(identity).is_some() || job.container.mounts.iter().any(covers);
+    root_inside(identity, home_is_mounted)
 }
 
 /// The broker's variables, and over them what only the node knows: GPU visibility, the

@@ -11,11 +11,12 @@ use containerd_client::services::v1::content_client::ContentClient;
 use containerd_client::services::v1::diff_client::DiffClient;
 use containerd_client::services::v1::events_client::EventsClient;
 use containerd_client::services::v1::images_client::ImagesClient;
+use containerd_client::services::v1::introspection_client::IntrospectionClient;
 use containerd_client::services::v1::leases_client::LeasesClient;
 use containerd_client::services::v1::snapshots::snapshots_client::SnapshotsClient;
 use containerd_client::services::v1::tasks_client::TasksClient;
 use containerd_client::services::v1::version_client::VersionClient;
-use containerd_client::services::v1::{CreateRequest, DeleteRequest};
+use containerd_client::services::v1::{CreateRequest, DeleteRequest, PluginsRequest};
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 use tonic::metadata::{Ascii, MetadataValue};
@@ -118,6 +119,23 @@ impl Containerd {
     pub fn version(&self) -> VersionClient<Channel> {
         VersionClient::new(self.channel.clone())
     }
+    /// Where the snapshots are on this host.
+    pub async fn snapshots_dir(&self) -> Result<PathBuf> {
+        let filters = vec![format!("type==io.containerd.snapshotter.v1,id=={SNAPSHOTTER}")];
+        let request = self.request(PluginsRequest { filters });
+        let plugins = IntrospectionClient::new(self.channel.clone())
+            .plugins(request)
+            .await
+            .told("asking where the snapshots are")?
+            .into_inner()
+            .plugins;
+        let root = plugins
+            .into_iter()
+            .find_map(|mut plugin| plugin.exports.remove("root"));
+        let root = root.context("containerd does not say where the snapshots are")?;
+        Ok(PathBuf::from(root).join("snapshots"))
+    }
+
     fn leases(&self) -> LeasesClient<Channel> {
         LeasesClient::new(self.channel.clone())
     }

@@ -3,12 +3,13 @@
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::Write;
 use std::net::IpAddr;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, chown};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError};
 
 use anyhow::{Context, Result, bail, ensure};
 use carrel_core::model::ids::JobKey;
-use carrel_proto::v1::InitConfig;
+use carrel_proto::v1::{Identity, InitConfig};
 use containerd_client::services::v1::container::Runtime as RuntimeName;
 use containerd_client::services::v1::snapshots::{
     MountsRequest, PrepareSnapshotRequest, StatSnapshotRequest,
@@ -29,7 +30,9 @@ use super::record::{
     USER_LABEL, container_id, snapshot_key,
 };
 use super::rootfs::{Found, Visit, visit};
-use super::{Runtime, etc, fence, spec};
+use super::spec::Rooted;
+use super::userns::Shifted;
+use super::{Runtime, etc, fence, spec, userns};
 use crate::cdi::environment_of;
 use crate::image::{ImageInfo, Progress};
 
@@ -46,6 +49,14 @@ struct RuncOptions {
     /// runc's own state.
     #[prost(string, tag = "7")]
     root: String,
+}
+
+/// A container's files.
+struct Files {
+    mounts: Vec<Mount>,
+    /// Held until the container has its overlay of them; none: they are what the snapshot is.
+    shifted: Option<Shifted>,
+    found: Found,
 }
 
 impl Runtime {
@@ -69,6 +80,9 @@ impl Runtime {
                 }
                 ContainerState::Unstarted => {}
             }
+        }
+        if let (true, Some(why)) = (spec.root, self.no_root()) {
+            bail!("this node cannot make its users root in containers (--root): {why}");
         }
         // The commonest reason why a start fails.
         self.gpu_environment(&spec.gpus).await?;
@@ -94,7 +108,12 @@ impl Runtime {
                 .await
                 .context("clearing what an interrupted start left")?;
         }
-        let namespace = self.inner.network.namespace().await?;
+        let namespace = if spec.root {
+            // It must be the user namespace's own, which is not there before the container is.
+            None
+        } else {
+            self.inner.network.namespace().await?
+        };
         let container = self.make_container(spec, image, namespace.as_ref(), &progress);
         let network = async {
             match &namespace {
@@ -104,13 +123,16 @@ impl Runtime {
         };
         // Both to their ends: what is cut off half-way cannot be cleared at once.
         let (fenced, address) = tokio::join!(container, network);
-        let (fenced, address) = (fenced?, address?);
+        let ((fenced, pid), mut address) = (fenced?, address?);
+        if spec.root {
+            address = self.inner.network.join(key, &NetworkNamespace::of(pid)?).await?;
+        }
         if let Some(address) = address {
             // In place: the file is mounted already.
             let hosts = etc::hosts(&spec.hostname, Some(address), &spec.hosts);
             fs::write(self.job_dir(key).join("etc/hosts"), hosts)?;
         }
-        self.write_fence(key, &fenced, address)
+        self.write_fence(spec, &fenced, address)
             .context("writing what the fence is tried on")?;
         // First, so that a start that is cut off right here is never made twice.
         fs::write(self.started_marker(key), &self.inner.boot_id)?;
@@ -128,8 +150,8 @@ impl Runtime {
     }
 
     /// What process 1 tries before it lets its user in; it finds it when it starts.
-    fn write_fence(&self, key: JobKey, fenced: &[fence::Device], own: Option<IpAddr>) -> Result<()> {
-        let (network, run_dir) = (&self.inner.network, self.run_dir(key));
+    fn write_fence(&self, spec: &ContainerSpec, fenced: &[fence::Device], own: Option<IpAddr>) -> Result<()> {
+        let (network, run_dir) = (&self.inner.network, self.run_dir(spec.record.key));
         let control = run_dir.join("ctl.sock");
         let sockets = [
             ("this node's containerd", self.inner.containerd.socket()),
@@ -140,20 +162,25 @@ impl Runtime {
             &sockets,
             network.neighbours(own),
             network.refuses_metadata(),
+            spec.root,
         );
-        fs::write(run_dir.join("fence.pb"), list.encode_to_vec())?;
+        let path = run_dir.join("fence.pb");
+        fs::write(&path, list.encode_to_vec())?;
+        if spec.root {
+            give(&path, &spec.identity)?;
+        }
         Ok(())
     }
 
     /// Makes a container whose process 1 waits to be started; gives the devices that are made for the
-    /// fence's trial.
+    /// fence's trial, and its process on the host.
     async fn make_container(
         &self,
         spec: &ContainerSpec,
         image: &ImageInfo,
         namespace: Option<&NetworkNamespace>,
         progress: Progress<'_>,
-    ) -> Result<Vec<fence::Device>> {
+    ) -> Result<(Vec<fence::Device>, u32)> {
         let key = spec.record.key;
         let (cdi, gpus, others) = (self.inner.cdi.clone(), spec.gpus.clone(), spec.others.clone());
         let state_dir = self.inner.options.state_dir.clone();
@@ -165,22 +192,16 @@ impl Runtime {
         let (edits, fenced) = looked_up.await??;
 
         progress("preparing files".to_owned());
-        let mounts = self.snapshot(&spec.record, image, progress).await?;
-        let found = visit(Visit {
-            mounts: mounts.clone(),
-            at: self.inner.options.state_dir.join("mnt"),
-            identity: spec.identity.clone(),
-            home_is_mounted: spec
-                .mounts
-                .iter()
-                .any(|mount| Path::new(&spec.identity.home).starts_with(&mount.target)),
-        })
-        .await
-        .with_context(|| format!("preparing the files of image {}", image.name))?;
+        let root = self.rooted(spec).await?;
+        let files = self.files(spec, image, root.as_ref(), progress).await?;
         let job_dir = self.job_dir(key);
         let path_additions = spec::path_additions(&edits);
-        let etc =
-            write_job_dir(&job_dir, spec, &found, &path_additions).context("writing the job's directory")?;
+        let etc = write_job_dir(&job_dir, spec, &files.found, &path_additions)
+            .context("writing the job's directory")?;
+
+        if let Some(root) = &root {
+            spec::make_devices(&edits, &fenced, &root.devices).context("making device nodes")?;
+        }
 
         progress("starting container".to_owned());
         let document = spec::build(&spec::Parts {
@@ -188,6 +209,7 @@ impl Runtime {
             image,
             edits: &edits,
             fenced: &fenced,
+            root: root.as_ref(),
             hidden: &hidden(&spec.mounts, &self.inner.options.state_dir),
             gpu_env: &environment_of(&edits, &spec.gpus),
             programs: &self.programs_dir(),
@@ -200,8 +222,66 @@ impl Runtime {
         })?;
         self.store_container(spec, image, serde_json::to_vec(&document)?)
             .await?;
-        self.create_task(spec, mounts).await?;
-        Ok(fenced)
+        let pid = self.create_task(spec, files.mounts).await?;
+        drop(files.shifted);
+        Ok((fenced, pid))
+    }
+
+    /// The container's files, looked into and made ready.
+    async fn files(
+        &self,
+        spec: &ContainerSpec,
+        image: &ImageInfo,
+        root: Option<&Rooted>,
+        progress: Progress<'_>,
+    ) -> Result<Files> {
+        let mounts = self.snapshot(&spec.record, image, progress).await?;
+        let shifted = match root {
+            Some(root) => Some(self.shifted(spec.record.key, root, mounts.clone()).await?),
+            None => None,
+        };
+        let mounts = shifted.as_ref().map_or(mounts, |shifted| shifted.mounts.clone());
+        let mut identity = spec.identity.clone();
+        let home_is_mounted = BindMount::cover(&spec.mounts, &identity.home);
+        if root.is_some() {
+            identity.home = userns::inside(&identity, home_is_mounted).home;
+        }
+        let visited = visit(Visit {
+            mounts: mounts.clone(),
+            at: self.inner.options.state_dir.join("mnt"),
+            identity,
+            home_is_mounted,
+            root: root.map(|root| (root.mapping.uid, root.mapping.gid)),
+        });
+        let found = visited
+            .await
+            .with_context(|| format!("preparing the files of image {}", image.name))?;
+        Ok(Files {
+            mounts,
+            shifted,
+            found,
+        })
+    }
+
+    /// What is other for a container whose user is root in it; none for any other.
+    async fn rooted(&self, spec: &ContainerSpec) -> Result<Option<Rooted>> {
+        if !spec.root {
+            return Ok(None);
+        }
+        let (inner, identity) = (Arc::clone(&self.inner), spec.identity.clone());
+        let mapping = tokio::task::spawn_blocking(move || {
+            let _one_at_a_time = inner.ranges.lock().unwrap_or_else(PoisonError::into_inner);
+            userns::mapping(&inner.options.state_dir, inner.options.userns, &identity)
+        });
+        Ok(Some(Rooted {
+            mapping: mapping.await??,
+            devices: self.job_dir(spec.record.key).join("dev"),
+        }))
+    }
+
+    async fn shifted(&self, key: JobKey, root: &Rooted, mounts: Vec<Mount>) -> Result<Shifted> {
+        let (mapping, dir) = (root.mapping.clone(), self.shifted_dir(key));
+        tokio::task::spawn_blocking(move || Shifted::new(&mapping, mounts, dir)).await?
     }
 
     /// The container's own layer: a session's kept one, or a new one.
@@ -333,7 +413,8 @@ impl Runtime {
         Ok(())
     }
 
-    async fn create_task(&self, spec: &ContainerSpec, mounts: Vec<Mount>) -> Result<()> {
+    /// Gives the id of process 1 on the host.
+    async fn create_task(&self, spec: &ContainerSpec, mounts: Vec<Mount>) -> Result<u32> {
         let key = spec.record.key;
         let containerd = &self.inner.containerd;
         let log = format!("file://{}", self.job_dir(key).join("init.log").display());
@@ -346,8 +427,7 @@ impl Runtime {
             ..CreateTaskRequest::default()
         };
         let created = containerd.tasks().create(containerd.request(create)).await;
-        created.told("creating the container's process")?;
-        Ok(())
+        Ok(created.told("creating the container's process")?.into_inner().pid)
     }
 
     /// Only a private containerd's runc state must be kept apart.
@@ -404,6 +484,12 @@ fn write_job_dir(
         ..InitConfig::default()
     };
     secret?.write_all(&[&spec.init_config[..], &lease.encode_to_vec()].concat())?;
+    if spec.root {
+        // Process 1's, until it takes the directory out of its user's sight.
+        for path in [dir.join("run"), dir.join("run/init.pb")] {
+            give(&path, &spec.identity)?;
+        }
+    }
 
     let etc = dir.join("etc");
     fs::create_dir(&etc)?;
@@ -416,17 +502,19 @@ fn write_job_dir(
     let resolv = fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
     let upstream = fs::read_to_string(UPSTREAM_RESOLV_CONF).ok();
     let mut files = vec![
-        (
-            "passwd",
-            etc::passwd(found.passwd.as_deref(), identity, &found.shell),
-        ),
-        ("group", etc::group(found.group.as_deref(), identity, group_name)),
         ("hostname", format!("{}\n", spec.hostname)),
         ("hosts", etc::hosts(&spec.hostname, None, &spec.hosts)),
         ("resolv.conf", etc::resolv_conf(&resolv, upstream.as_deref())),
     ];
     if found.profile_dir {
         files.push(("profile.d/zz-carrel.sh", etc::profile(path_additions)));
+    }
+    if !spec.root {
+        // Who is root may add users: process 1 sees to its own entries in the container's own files.
+        let passwd = etc::passwd(found.passwd.as_deref(), identity, &found.shell);
+        files.push(("passwd", passwd));
+        let group = etc::group(found.group.as_deref(), identity, group_name);
+        files.push(("group", group));
     }
     let mut written = Vec::with_capacity(files.len());
     for (name, text) in files {
@@ -437,7 +525,15 @@ fn write_job_dir(
             .mode(0o644)
             .open(&path)?
             .write_all(text.as_bytes())?;
+        if spec.root {
+            give(&path, identity)?;
+        }
         written.push((name, path));
     }
     Ok(written)
+}
+
+/// Gives a file to the user.
+fn give(path: &Path, user: &Identity) -> std::io::Result<()> {
+    chown(path, Some(user.uid), Some(user.gid))
 }

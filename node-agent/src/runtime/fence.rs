@@ -26,7 +26,7 @@ const MAX_NEIGHBOURS: usize = 4;
 /// Directories of the host with nodes of GPUs and of what is near to them.
 const DEVICE_DIRS: [&str; 4] = ["/dev", "/dev/nvidia-caps", "/dev/dri", "/dev/infiniband"];
 /// Namespaces in which a container has nothing of the host's.
-const NAMESPACES: [&str; 6] = ["cgroup", "ipc", "mnt", "net", "pid", "uts"];
+const NAMESPACES: [&str; 7] = ["cgroup", "ipc", "mnt", "net", "pid", "user", "uts"];
 /// Sockets that make whoever reaches them master of a host.
 const HOST_SOCKETS: [(&str, &str); 4] = [
     ("containerd", "/run/containerd/containerd.sock"),
@@ -137,12 +137,13 @@ fn disk(state_dir: &Path) -> Option<Device> {
     })
 }
 
-/// The list for process 1. `neighbours` are other jobs' addresses.
+/// The list for process 1. `neighbours` are other jobs' addresses; `root`: its user is root.
 pub(super) fn list(
     devices: &[Device],
     sockets: &[(&str, &Path)],
     neighbours: Vec<IpAddr>,
     metadata: bool,
+    root: bool,
 ) -> Fence {
     let probe = |name: &str, target: String| FenceProbe {
         name: name.to_owned(),
@@ -151,7 +152,9 @@ pub(super) fn list(
     let hosts = HOST_SOCKETS.map(|(name, path)| (name, Path::new(path)));
     let neighbours = neighbours.into_iter().take(MAX_NEIGHBOURS);
     let metadata = METADATA.iter().filter(|_| metadata);
-    let namespaces = NAMESPACES.into_iter().filter_map(|name| {
+    // Who is not root inside has the host's user ids, and its user namespace.
+    let namespaces = NAMESPACES.into_iter().filter(|name| root || *name != "user");
+    let namespaces = namespaces.filter_map(|name| {
         let own = fs::read_link(format!("/proc/self/ns/{name}")).ok()?;
         Some(probe(name, own.display().to_string()))
     });
@@ -255,6 +258,7 @@ mod tests {
             &[("the agent", Path::new("/s/ctl.sock"))],
             vec![neighbour],
             true,
+            false,
         );
         assert_eq!(fence.devices[0].target, "/dev/carrel-fence/0");
         assert_eq!(fence.sockets[0].target, "/s/ctl.sock");
@@ -265,7 +269,9 @@ mod tests {
                 .iter()
                 .any(|probe| probe.target == "169.254.169.254:80")
         );
-        assert_eq!(fence.namespaces.len(), NAMESPACES.len());
-        assert_eq!(list(&[], &[], Vec::new(), false).addresses, []);
+        assert_eq!(fence.namespaces.len(), NAMESPACES.len() - 1);
+        let of_root = list(&[], &[], Vec::new(), false, true);
+        assert_eq!(of_root.addresses, []);
+        assert_eq!(of_root.namespaces.len(), NAMESPACES.len());
     }
 }

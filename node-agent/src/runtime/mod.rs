@@ -11,8 +11,11 @@
 //! bin/                   carrel-init and carrel, mounted read-only into every container
 //! jobs/<job>-<gen>/run/  root only: init.pb, fence.pb, and the sockets that carrel-init makes
 //! jobs/<job>-<gen>/api/  the socket by which the job speaks to the broker
+//! jobs/<job>-<gen>/dev/  device nodes of a container whose user is root
 //! jobs/<job>-<gen>/etc/  passwd, group, hosts, hostname, resolv.conf of the container
 //! jobs/<job>-<gen>/      init.log (what process 1 says), started, exit.json
+//! shifted/<job>-<gen>/   layers as a user namespace sees them, mounted while a container is made
+//! userns.json            whose user ids are whose (--root)
 //! containerd/            the private containerd, where the host runs none
 //! ```
 
@@ -31,6 +34,8 @@ mod record;
 mod remove;
 mod rootfs;
 mod spec;
+mod syscall;
+mod userns;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -63,6 +68,7 @@ pub use record::{
 };
 pub(crate) use spec::DEFAULT_PATH;
 pub use spec::{PROGRAMS_DIR, RUN_DIR};
+pub use userns::{UserRanges, inside as root_inside};
 
 /// Lines of progress of one start that may wait to be told; there are fewer in all.
 const NOTES: usize = 16;
@@ -87,6 +93,10 @@ struct Inner {
     cgroup_parent: String,
     host: HostFacts,
     boot_id: String,
+    /// Why no container's user can be root in it; none: he can.
+    no_root: Option<String>,
+    /// Held while a user's range of ids is looked up or given out.
+    ranges: std::sync::Mutex<()>,
     /// One thing at a time is done to a job.
     jobs: KeyedLocks<JobKey>,
     /// What must not be cut off between two calls to containerd: it may still be at the first
@@ -329,11 +339,20 @@ impl Runtime {
         } else {
             "memory (CPUs by weight only)"
         };
+        let root = match &self.inner.no_root {
+            None => "root inside by a user namespace".to_owned(),
+            Some(why) => format!("no root inside ({why})"),
+        };
         format!(
-            "network: {}; {cpus} limited to what was granted; at most {} processes a job; disk: not limited",
+            "network: {}; {cpus} limited to what was granted; at most {} processes a job; {root}; disk: not limited",
             self.inner.network.describe(),
             self.inner.options.pids_limit
         )
+    }
+
+    /// Why no container's user can be root in it here; none: he can.
+    pub fn no_root(&self) -> Option<&str> {
+        self.inner.no_root.as_deref()
     }
 
     /// Most processes and threads of one job.
@@ -348,6 +367,11 @@ impl Runtime {
 
     fn job_dir(&self, key: JobKey) -> PathBuf {
         self.inner.options.state_dir.join("jobs").join(dir_name(key))
+    }
+
+    /// Where layers are shown to a user namespace while a container is made.
+    fn shifted_dir(&self, key: JobKey) -> PathBuf {
+        self.inner.options.state_dir.join("shifted").join(dir_name(key))
     }
 
     fn programs_dir(&self) -> PathBuf {

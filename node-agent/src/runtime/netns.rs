@@ -29,6 +29,12 @@ impl NetworkNamespace {
         made.map(Self)
     }
 
+    /// That of a process.
+    pub fn of(pid: u32) -> Result<Self> {
+        let path = format!("/proc/{pid}/ns/net");
+        File::open(&path).map(Self).context(path)
+    }
+
     /// Where other programs of this host find it, while this value lives.
     pub fn path(&self) -> String {
         format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())

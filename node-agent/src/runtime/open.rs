@@ -13,7 +13,9 @@ use super::client::{Containerd, Told};
 use super::locks::KeyedLocks;
 use super::network::{Network, NetworkMode, NetworkOptions};
 use super::private::{PrivateContainerd, boot_id};
+use super::rootfs::with_own_mounts;
 use super::spec::HostFacts;
+use super::userns::{self, UserRanges};
 use super::{Inner, Runtime};
 use crate::cdi::Cdi;
 use crate::image::{ImageOptions, Images};
@@ -58,6 +60,8 @@ pub struct RuntimeOptions {
     pub pids_limit: u64,
     /// Jobs may reach the cloud's metadata service, which gives the node's credentials to whoever asks.
     pub allow_metadata: bool,
+    /// User ids for users who are root in their containers.
+    pub userns: UserRanges,
 }
 
 impl RuntimeOptions {
@@ -77,6 +81,7 @@ impl RuntimeOptions {
             images: ImageOptions::default(),
             pids_limit: DEFAULT_PIDS_LIMIT,
             allow_metadata: false,
+            userns: UserRanges::default(),
         }
     }
 }
@@ -128,6 +133,7 @@ impl Runtime {
             has_cgroup_namespace: Path::new("/proc/self/ns/cgroup").exists(),
             open_files: open_files_of(&socket).await?,
         };
+        let no_root = no_root(&options, &containerd, private.is_some()).await;
         let images = Images::new(
             containerd.clone(),
             options.images.clone(),
@@ -138,6 +144,8 @@ impl Runtime {
                 cdi: Cdi::new(options.cdi_dirs.clone()),
                 images: Arc::new(images),
                 boot_id: boot_id()?,
+                no_root,
+                ranges: std::sync::Mutex::default(),
                 jobs: KeyedLocks::default(),
                 tasks: TaskTracker::new(),
                 containerd,
@@ -192,6 +200,25 @@ async fn check_version(containerd: &Containerd) -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// Why no container's user can be root in it on this host.
+async fn no_root(options: &RuntimeOptions, containerd: &Containerd, is_private: bool) -> Option<String> {
+    let tried = async {
+        let snapshots = containerd.snapshots_dir().await?;
+        let (state, ranges) = (options.state_dir.clone(), options.userns);
+        userns::can_hold_devices(&state)?;
+        if is_private {
+            // containerd's directory with the containers' root directories is below it.
+            userns::can_be_entered(&state)?;
+        }
+        let at = state.join("mnt");
+        std::fs::create_dir_all(&at)?;
+        with_own_mounts(move || userns::probe(ranges, &snapshots, &at)).await
+    };
+    let why = tried.await.err().map(|error| format!("{error:#}"))?;
+    tracing::info!(why, "users cannot be root in containers of this node (--root)");
+    Some(why)
 }
 
 /// The hard limit of containerd's open files: a container's cannot be higher, since its parents lack

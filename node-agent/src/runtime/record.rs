@@ -96,8 +96,10 @@ pub struct ContainerSpec {
     pub record: ContainerRecord,
     /// Host name inside.
     pub hostname: String,
-    /// Whose processes these are: for passwd, group and the home.
+    /// Whose processes these are on the host: for passwd, group and the home.
     pub identity: Identity,
+    /// The user is root inside, by a user namespace.
+    pub root: bool,
     /// The record's GPUs, in the same order.
     pub gpus: Vec<GpuInfo>,
     /// The host's other GPUs, which it must not reach.
@@ -141,6 +143,13 @@ impl BindMount {
             target: home.clone(),
             read_only: false,
         })
+    }
+
+    /// Whether a path of the container comes from the host.
+    pub fn cover(mounts: &[Self], path: &str) -> bool {
+        mounts
+            .iter()
+            .any(|mount| Path::new(path).starts_with(&mount.target))
     }
 }
 

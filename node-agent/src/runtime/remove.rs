@@ -1,5 +1,6 @@
 //! The end of containers, with nothing left over.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
@@ -17,7 +18,7 @@ use tokio::time::{Instant, sleep};
 
 use super::client::{SNAPSHOTTER, Settled, Told};
 use super::record::{Exit, container_id, job_snapshot, key_of_dir};
-use super::{Runtime, STATUS_STOPPED};
+use super::{Runtime, STATUS_STOPPED, userns};
 
 /// How long killed processes may take to go: longer only when the kernel is stuck with one (a dead
 /// NFS server, a GPU's driver).
@@ -45,7 +46,9 @@ impl Runtime {
             .told("deleting a container")?;
         self.remove_snapshot(&job_snapshot(key)).await?;
         let (cgroups, path, dir) = (self.inner.cgroups.clone(), self.cgroup(key), self.job_dir(key));
+        let shifted = self.shifted_dir(key);
         tokio::task::spawn_blocking(move || {
+            userns::clear(&shifted)?;
             cgroups.remove(&path)?;
             remove_tree(&dir)
         })
@@ -137,16 +140,19 @@ impl Runtime {
 
     /// Jobs that left a directory but no container: a start or a `remove` that was cut off by the agent's death.
     pub async fn leftovers(&self) -> Result<Vec<JobKey>> {
-        let mut found = Vec::new();
-        let listed = match fs::read_dir(self.inner.options.state_dir.join("jobs")) {
-            Ok(listed) => listed,
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(found),
-            Err(error) => return Err(error).context("reading the jobs' directories"),
-        };
-        for entry in listed {
-            let Some(key) = key_of_dir(&entry?.file_name().to_string_lossy()) else {
-                continue;
+        let mut keys = BTreeSet::new();
+        for parent in ["jobs", "shifted"] {
+            let listed = match fs::read_dir(self.inner.options.state_dir.join(parent)) {
+                Ok(listed) => listed,
+                Err(error) if error.kind() == ErrorKind::NotFound => continue,
+                Err(error) => return Err(error).context("reading the jobs' directories"),
             };
+            for entry in listed {
+                keys.extend(key_of_dir(&entry?.file_name().to_string_lossy()));
+            }
+        }
+        let mut found = Vec::new();
+        for key in keys {
             // One that something is being done to right now is not left over.
             let Some(_lock) = self.inner.jobs.try_lock(key) else {
                 continue;

@@ -39,6 +39,8 @@ pub(super) struct Visit {
     pub identity: Identity,
     /// The home comes from the host.
     pub home_is_mounted: bool,
+    /// Who is root inside, by user and group id outside; none: root is.
+    pub root: Option<(u32, u32)>,
 }
 
 /// What a snapshot had.
@@ -54,23 +56,33 @@ pub(super) struct Found {
 
 /// Mounts a snapshot, readies it, reads what is needed, and unmounts it.
 pub(super) async fn visit(visit: Visit) -> Result<Found> {
+    with_own_mounts(move || on_own_thread(&visit)).await
+}
+
+/// Does something on a thread with a mount namespace of its own: what it mounts ends with it.
+pub(super) async fn with_own_mounts<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
     let (answer, answered) = oneshot::channel();
     std::thread::Builder::new()
-        .name("snapshot".into())
+        .name("mounts".into())
         .spawn(move || {
             // Nobody listens any more when the container's creation was given up.
-            let _unheard = answer.send(on_own_thread(&visit));
+            let _unheard = answer.send(unshare_mounts().and_then(|()| work()));
         })
         .context("starting a thread")?;
     answered
         .await
-        .map_err(|_| anyhow!("reading the image's files failed"))?
+        .map_err(|_| anyhow!("a thread with mounts of its own failed"))?
+}
+
+fn unshare_mounts() -> Result<()> {
+    unshare(CloneFlags::CLONE_NEWNS).context("making a mount namespace")?;
+    let none: Option<&str> = None;
+    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).context("making mounts private")
 }
 
 fn on_own_thread(visit: &Visit) -> Result<Found> {
-    unshare(CloneFlags::CLONE_NEWNS).context("making a mount namespace")?;
-    let none: Option<&str> = None;
-    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).context("making mounts private")?;
     fs::create_dir_all(&visit.at)?;
     for part in &visit.mounts {
         mount_one(part, &visit.at).context("mounting the snapshot")?;
@@ -105,6 +117,9 @@ fn inside(visit: &Visit) -> Result<Found> {
         }
         fs::create_dir_all(path)?;
         fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
+        if let Some((uid, gid)) = visit.root {
+            chown(path, Some(uid), Some(gid))?;
+        }
         Ok(true)
     };
     make("/etc", 0o755)?;

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use super::fence;
 use super::record::ContainerSpec;
+use super::userns::Mapping;
 use crate::cdi::{ContainerEdits, DeviceNode, LIBRARY_DIR, PROGRAM_DIR};
 use crate::image::ImageInfo;
 
@@ -28,6 +29,25 @@ const INIT: &str = "/.carrel/bin/carrel-init";
 /// on NUMA nodes. io_uring and new namespaces are not among them.
 const SECCOMP: &str = include_str!("seccomp.json");
 
+/// What process 1 needs to become the user before it forks anything; SETPCAP is to empty the bounding set.
+const CAPABILITIES: [&str; 3] = ["CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP"];
+/// What process 1 has where the user is root, in the user namespace alone. It keeps what Docker gives but for
+/// devices, raw sockets and the audit log (`carrel-init`, keeper/privileges.rs); the last is to take its run
+/// directory out of sight.
+const ROOT_CAPABILITIES: [&str; 12] = [
+    "CAP_CHOWN",
+    "CAP_DAC_OVERRIDE",
+    "CAP_FOWNER",
+    "CAP_FSETID",
+    "CAP_KILL",
+    "CAP_SETGID",
+    "CAP_SETUID",
+    "CAP_SETPCAP",
+    "CAP_NET_BIND_SERVICE",
+    "CAP_SYS_CHROOT",
+    "CAP_SETFCAP",
+    "CAP_SYS_ADMIN",
+];
 /// Length of a period of the CPU quota, microseconds; the kernel's default.
 const CPU_PERIOD_US: u64 = 100_000;
 /// Largest CPU weight of cgroup version 1.
@@ -42,6 +62,8 @@ pub(super) struct Parts<'a> {
     pub fenced: &'a [fence::Device],
     /// Below mounts, directories of the host that are not to be seen.
     pub hidden: &'a [PathBuf],
+    /// Of the user namespace; none: there is none.
+    pub root: Option<&'a Rooted>,
     /// GPU visibility, as every process sees it.
     pub gpu_env: &'a [(String, String)],
     /// Host directory with carrel-init and carrel.
@@ -57,6 +79,13 @@ pub(super) struct Parts<'a> {
     pub host: &'a HostFacts,
     /// Where the network namespace is; none: a new one.
     pub network_namespace: Option<String>,
+}
+
+/// What is other where the user is root.
+pub(super) struct Rooted {
+    pub mapping: Mapping,
+    /// Host directory of device nodes, to be mounted: none can be made in a user namespace.
+    pub devices: PathBuf,
 }
 
 /// What the kernel and containerd of this host can do.
@@ -86,8 +115,15 @@ pub(super) fn build(parts: &Parts<'_>) -> Result<Value> {
         namespaces.push(json!({"type": "cgroup"}));
     }
     let args = spec.command.clone().unwrap_or_else(|| vec![INIT.to_owned()]);
-    // It becomes the user before it forks anything; SETPCAP is to empty the bounding set.
-    let capabilities = json!(["CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP"]);
+    let capabilities = match parts.root {
+        Some(_) => json!(ROOT_CAPABILITIES),
+        None => json!(CAPABILITIES),
+    };
+    // A user namespace has none of the groups that a CDI specification may name, and not all numbers.
+    let (groups, last_group): (&[u32], u32) = match parts.root {
+        Some(_) => (&[], 65_535),
+        None => (&parts.edits.additional_gids, 2_147_483_647),
+    };
     let (mut devices, device_rules) = devices(parts.edits)?;
     devices.extend(
         parts
@@ -101,7 +137,7 @@ pub(super) fn build(parts: &Parts<'_>) -> Result<Value> {
         "hostname": spec.hostname,
         "root": {"path": "rootfs"},
         "process": {
-            "user": {"uid": 0, "gid": 0, "additionalGids": parts.edits.additional_gids},
+            "user": {"uid": 0, "gid": 0, "additionalGids": groups},
             "args": args,
             "env": environment(parts),
             "cwd": "/",
@@ -119,11 +155,11 @@ pub(super) fn build(parts: &Parts<'_>) -> Result<Value> {
             "namespaces": namespaces,
             "devices": devices,
             "resources": resources(parts, device_rules),
-            "seccomp": seccomp()?,
+            "seccomp": seccomp(parts.root.is_some())?,
             "sysctl": {
                 // The namespace is the job's own: its user may serve on any port, and ping.
                 "net.ipv4.ip_unprivileged_port_start": "0",
-                "net.ipv4.ping_group_range": "0 2147483647",
+                "net.ipv4.ping_group_range": format!("0 {last_group}"),
             },
             "maskedPaths": [
                 "/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats",
@@ -134,6 +170,16 @@ pub(super) fn build(parts: &Parts<'_>) -> Result<Value> {
             "rootfsPropagation": "private",
         },
     });
+    if let Some(rooted) = parts.root {
+        let (uids, gids) = rooted.mapping.oci();
+        document["linux"]["namespaces"]
+            .as_array_mut()
+            .context("namespaces")?
+            .push(json!({"type": "user"}));
+        document["linux"]["uidMappings"] = uids;
+        document["linux"]["gidMappings"] = gids;
+        mount_devices(&mut document, &rooted.devices);
+    }
     if let Some(hooks) = hooks(parts.edits)? {
         document["hooks"] = hooks;
     }
@@ -249,8 +295,13 @@ fn mounts(parts: &Parts<'_>) -> Vec<Value> {
     mounts.push(bind(&parts.programs.display().to_string(), PROGRAMS_DIR, true));
     mounts.push(bind(&parts.run_dir.display().to_string(), RUN_DIR, false));
     mounts.push(bind(&parts.api_dir.display().to_string(), inside::DIR, true));
+    let read_only = parts.root.is_none();
     for (name, path) in parts.etc {
-        mounts.push(bind(&path.display().to_string(), &format!("/etc/{name}"), true));
+        mounts.push(bind(
+            &path.display().to_string(),
+            &format!("/etc/{name}"),
+            read_only,
+        ));
     }
     mounts.extend(
         parts
@@ -322,6 +373,56 @@ fn devices(edits: &ContainerEdits) -> Result<(Vec<Value>, Vec<Value>)> {
     Ok((nodes, rules))
 }
 
+/// Where the n-th device node is on the host, to be mounted.
+fn device_source(dir: &Path, n: usize) -> PathBuf {
+    dir.join(n.to_string())
+}
+
+/// Has device nodes mounted instead of made.
+fn mount_devices(document: &mut Value, dir: &Path) {
+    let devices = document["linux"]["devices"].take();
+    document["linux"]["devices"] = json!([]);
+    let devices = devices.as_array().map(Vec::as_slice).unwrap_or_default();
+    let mounts = devices.iter().enumerate().map(|(n, device)| {
+        json!({
+            "destination": device["path"], "type": "bind", "source": device_source(dir, n),
+            "options": ["bind", "rprivate", "nosuid", "noexec", "rw"],
+        })
+    });
+    if let Some(all) = document["mounts"].as_array_mut() {
+        all.extend(mounts);
+    }
+}
+
+/// Makes the device nodes of a container in a directory of the host, in the order in which they are mounted.
+pub(super) fn make_devices(edits: &ContainerEdits, fenced: &[fence::Device], dir: &Path) -> Result<()> {
+    use nix::sys::stat::{Mode, SFlag, makedev, mknod};
+    use std::os::unix::fs::{PermissionsExt, chown};
+    fs::create_dir_all(dir)?;
+    let (mut nodes, _) = devices(edits)?;
+    nodes.extend(
+        fenced
+            .iter()
+            .enumerate()
+            .map(|(n, device)| fenced_node(n, device)),
+    );
+    let number = |value: &Value| value.as_u64().unwrap_or(0);
+    for (n, node) in nodes.iter().enumerate() {
+        let at = device_source(dir, n);
+        let kind = if node["type"] == "b" {
+            SFlag::S_IFBLK
+        } else {
+            SFlag::S_IFCHR
+        };
+        let device = makedev(number(&node["major"]), number(&node["minor"]));
+        mknod(&at, kind, Mode::empty(), device).with_context(|| format!("making {}", at.display()))?;
+        let (uid, gid) = (number(&node["uid"]) as u32, number(&node["gid"]) as u32);
+        chown(&at, Some(uid), Some(gid))?;
+        fs::set_permissions(&at, fs::Permissions::from_mode(number(&node["fileMode"]) as u32))?;
+    }
+    Ok(())
+}
+
 /// Open to everybody by its mode: only the cgroup is to keep it shut.
 fn fenced_node(n: usize, device: &fence::Device) -> Value {
     json!({
@@ -386,8 +487,13 @@ fn hooks(edits: &ContainerEdits) -> Result<Option<Value>> {
     Ok(Some(hooks))
 }
 
-fn seccomp() -> Result<Value> {
+fn seccomp(root: bool) -> Result<Value> {
     let mut profile: Value = serde_json::from_str(SECCOMP).context("the seccomp profile")?;
+    if root && let Some(rules) = profile["syscalls"].as_array_mut() {
+        // Docker's, for who may change its root; and process 1 takes its run directory out of sight,
+        // which nobody after it has the capability for.
+        rules.push(json!({"names": ["chroot", "umount2"], "action": "SCMP_ACT_ALLOW"}));
+    }
     profile["architectures"] = match std::env::consts::ARCH {
         "aarch64" => json!(["SCMP_ARCH_AARCH64", "SCMP_ARCH_ARM"]),
         _ => json!(["SCMP_ARCH_X86_64", "SCMP_ARCH_X86", "SCMP_ARCH_X32"]),
@@ -426,6 +532,7 @@ mod tests {
             },
             hostname: "dev".into(),
             identity: Identity::default(),
+            root: false,
             gpus: Vec::new(),
             pids_limit: 100,
             env: vec![("TZ".into(), "UTC".into()), ("LANG".into(), "C.UTF-8".into())],
@@ -443,6 +550,10 @@ mod tests {
     }
 
     fn built(edits: &ContainerEdits) -> Value {
+        built_as(edits, None)
+    }
+
+    fn built_as(edits: &ContainerEdits, root: Option<&Rooted>) -> Value {
         let image = ImageInfo {
             name: "debian".into(),
             digest: String::new(),
@@ -462,6 +573,7 @@ mod tests {
             edits,
             fenced: &[],
             hidden: &[],
+            root,
             gpu_env: &[("CUDA_VISIBLE_DEVICES".into(), "GPU-1".into())],
             programs: Path::new("/s/bin"),
             run_dir: Path::new("/s/run"),
@@ -552,9 +664,63 @@ mod tests {
         assert_eq!(document["hooks"]["createContainer"][0]["path"], "/bin/true");
     }
 
+    /// Devices cannot be made in a user namespace, and process 1 must be able to hide its directory.
+    #[test]
+    fn root_is_root_in_a_user_namespace_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let identity = Identity {
+            name: "alice".into(),
+            uid: 61_001,
+            gid: 61_001,
+            ..Identity::default()
+        };
+        let ranges = crate::runtime::UserRanges::default();
+        let rooted = Rooted {
+            mapping: crate::runtime::userns::mapping(dir.path(), ranges, &identity).unwrap(),
+            devices: "/s/dev".into(),
+        };
+        let gpu = DeviceNode {
+            path: "/dev/nvidia0".into(),
+            host_path: Some("/dev/null".into()),
+            ..DeviceNode::default()
+        };
+        let edits = ContainerEdits {
+            device_nodes: vec![gpu],
+            additional_gids: vec![44],
+            ..ContainerEdits::default()
+        };
+        let document = built_as(&edits, Some(&rooted));
+        let linux = &document["linux"];
+        let namespaces = linux["namespaces"].as_array().unwrap();
+        assert!(namespaces.contains(&json!({"type": "user"})));
+        assert_eq!(
+            linux["uidMappings"][0],
+            json!({"containerID": 0, "hostID": 61_001, "size": 1})
+        );
+        assert_eq!(linux["devices"], json!([]));
+        // The cgroup's rules are the same.
+        assert_eq!(linux["resources"], built(&edits)["linux"]["resources"]);
+        let mounts = document["mounts"].as_array().unwrap();
+        let mounted = mounts
+            .iter()
+            .find(|mount| mount["destination"] == "/dev/nvidia0")
+            .unwrap();
+        assert_eq!(mounted["source"], "/s/dev/0");
+        assert_eq!(document["process"]["user"]["additionalGids"], json!([]));
+        assert_eq!(document["process"]["noNewPrivileges"], true);
+        let ordinary = built(&edits);
+        assert!(ordinary["linux"].get("uidMappings").is_none());
+        let allowed = |profile: &Value| {
+            let rules = &profile["linux"]["seccomp"]["syscalls"];
+            rules.to_string().contains("umount2")
+        };
+        assert!(allowed(&document) && !allowed(&ordinary));
+        assert_eq!(ordinary["process"]["user"]["additionalGids"], json!([44]));
+    }
+
     #[test]
     fn system_calls_that_make_namespaces_are_not_allowed() {
-        let profile = seccomp().unwrap();
+        let profile = seccomp(false).unwrap();
         let allowed = profile["syscalls"][0]["names"].as_array().unwrap();
         for denied in [
             "mount",

@@ -6,11 +6,13 @@
 use std::fs;
 use std::future::Future;
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::panic::{AssertUnwindSafe, resume_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::Duration;
 
+use carrel_core::model::gpu::GpuInfo;
 use carrel_core::model::ids::{Generation, JobId, JobKey, SessionId};
 use carrel_core::model::time::Timestamp;
 use carrel_node::runtime::{
@@ -52,6 +54,8 @@ pub fn with_rig<F: Future<Output = ()>>(
     threads.block_on(async {
         // Short: sockets lie below it.
         let dir = tempfile::Builder::new().prefix("cr").tempdir_in("/tmp").unwrap();
+        // As the agent makes its state directory: others may pass through.
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o711)).unwrap();
         let mut options = RuntimeOptions::new(dir.path().join("s"), "/bin/busybox");
         options.private_containerd = true;
         options.network = NetworkMode::Loopback;
@@ -205,6 +209,7 @@ pub fn job(number: u64, image: &str, script: &str) -> ContainerSpec {
             home: "/home/alice".into(),
             ..Identity::default()
         },
+        root: false,
         gpus: Vec::new(),
         others: Vec::new(),
         pids_limit: 100,
@@ -222,6 +227,43 @@ pub fn run_of(session: u64, number: u64, image: &str, script: &str) -> Container
     let mut spec = job(number, image, script);
     spec.record.session = Some(SessionId(session));
     spec
+}
+
+/// Gives up a start `polls` wake-ups after progress told of `point`, unless it is done by then.
+pub async fn cut_off(rig: &Rig, spec: &ContainerSpec, point: &str, polls: usize) {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let reached = AtomicBool::new(false);
+    let progress = |line: String| {
+        if line.contains(point) {
+            reached.store(true, Ordering::SeqCst);
+        }
+    };
+    let mut left = polls;
+    let mut start = Box::pin(rig.runtime.create(spec, &progress));
+    std::future::poll_fn(|context| {
+        if reached.load(Ordering::SeqCst) {
+            if left == 0 {
+                return std::task::Poll::Ready(());
+            }
+            left -= 1;
+        }
+        start.as_mut().poll(context).map(|started| {
+            if let Err(error) = started {
+                // A start that was cut off after process 1 ran is not repeated by this runtime.
+                assert!(error.to_string().contains("has run on this node"), "{error:#}");
+            }
+        })
+    })
+    .await;
+    // Gives it up: it holds the job's lock.
+    drop(start);
+    // What is not running is cleared as the agent's restart would find it; what runs is ended.
+    if matches!(
+        rig.state(spec.record.key).await,
+        Some(ContainerState::Running { .. } | ContainerState::Lost)
+    ) {
+        rig.runtime.remove(spec.record.key).await.unwrap();
+    }
 }
 
 pub fn is_running(container: &Container) -> bool {
@@ -268,5 +310,23 @@ pub fn architecture() -> &'static str {
         "arm64"
     } else {
         "amd64"
+    }
+}
+
+pub fn described_gpu(index: u32) -> GpuInfo {
+    GpuInfo {
+        uuid: format!("GPU-0000000{index}-1111-2222-3333-444444444444")
+            .parse()
+            .unwrap(),
+        index,
+        model: "NVIDIA H100 80GB HBM3".into(),
+        memory_bytes: 80 << 30,
+        pci_address: String::new(),
+        numa_node: None,
+        minor: Some(index),
+        mig_enabled: false,
+        drained: None,
+        cpu_affinity: String::new(),
+        nvlink_version: 4,
     }
 }

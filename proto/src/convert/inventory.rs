@@ -143,6 +143,7 @@ impl From<&Inventory> for v1::Inventory {
             gpu_note: inventory.gpu_note.clone(),
             nvml_library: inventory.nvml_library.clone(),
             isolation: inventory.isolation.clone(),
+            no_root: inventory.no_root.clone(),
         }
     }
 }
@@ -178,6 +179,7 @@ impl TryFrom<v1::Inventory> for Inventory {
             gpu_note: text(message.gpu_note),
             nvml_library: text(message.nvml_library),
             isolation: text(message.isolation),
+            no_root: text(message.no_root),
         })
     }
 }

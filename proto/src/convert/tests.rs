@@ -48,6 +48,7 @@ fn observed() -> Observed {
             gpu_note: String::new(),
             nvml_library: "/lib/nvml".into(),
             isolation: "all of it".into(),
+            no_root: "an old kernel".into(),
         },
         jobs: vec![ObservedJob {
             key: key(),

@@ -101,7 +101,7 @@ impl Broker {
             session.spec = self.complete(spec)?;
         }
         self.must_be_allowed(&session.owner, &session.spec)?;
-        self.must_be_possible(&session.spec.request)?;
+        self.must_be_possible(&session.spec)?;
         session.ephemeral = request.ephemeral;
         session.request_key = request.request_key;
         let id = session.id;
@@ -120,7 +120,7 @@ impl Broker {
         };
         let spec = self.complete(spec)?;
         self.must_be_allowed(&caller.user, &spec)?;
-        self.must_be_possible(&spec.request)?;
+        self.must_be_possible(&spec)?;
         let owned = self.state.sessions_of(&caller.user).count();
         if owned >= MAX_SESSIONS_PER_USER {
             return Err(Reject::new(

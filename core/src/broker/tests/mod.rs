@@ -59,7 +59,8 @@ fn node(name: &str) -> NodeName {
     name.parse().expect("a node name")
 }
 
-/// Eight H100 joined through NVSwitch, on two NUMA nodes.
+/// Eight H100 joined through NVSwitch, on two NUMA nodes. Nodes whose names begin with "old" cannot make
+/// users root in their containers.
 fn inventory(node: &str) -> Inventory {
     let gpus = (0..8u32).map(|index| GpuInfo {
         uuid: format!("GPU-{node}-{index}").parse().expect("a UUID"),
@@ -79,6 +80,11 @@ fn inventory(node: &str) -> Inventory {
         memory_bytes: 1 << 40,
         gpus: gpus.collect(),
         links: LinkMatrix::from_fn(8, |_, _| Link::NvLink(18)),
+        no_root: if node.starts_with("old") {
+            "it has Linux 5.10".to_owned()
+        } else {
+            String::new()
+        },
         ..Inventory::default()
     }
 }

@@ -117,6 +117,37 @@ fn only_administrators_administer() {
     assert_eq!(world.state(id), JobState::Configuring);
 }
 
+/// `--root` waits for a node that can, and is refused where none ever could.
+#[test]
+fn root_is_had_on_nodes_that_can() {
+    let mut world = World::new(&["old1", "old2"]);
+    let as_root = |count: u32| {
+        let mut spec = gpus(count);
+        spec.container.root = true;
+        spec
+    };
+    let refused = world.handle(Input::OpenSession(caller("alice"), open("dev", as_root(1))));
+    let refused = refused.expect_err("no node can").message;
+    assert!(
+        refused.contains("node is not able to make its users root (it has Linux 5.10) on 2 nodes"),
+        "{refused}"
+    );
+    let mut world = World::new(&["n1", "old1"]);
+    let (_, all) = world.open("alice", open("all", as_root(8)));
+    assert_eq!(
+        world.job(all).last_placed().expect("placed").allocation.nodes[0].node,
+        node("n1")
+    );
+    let (_, more) = world.open("alice", open("more", as_root(1)));
+    assert!(
+        world
+            .reason(more)
+            .contains("node is not able to make its users root"),
+        "{}",
+        world.reason(more)
+    );
+}
+
 #[test]
 fn defaults_are_no_more_than_the_gpus_share() {
     let mut world = World::new(&["n1"]);

@@ -17,9 +17,16 @@ use super::say;
 /// Longest passwd or group that is read.
 const MAX_FILE: u64 = 16 << 20;
 
-/// Sees to it that the user, the groups and the home exist, as far as this process may.
-pub fn ensure(etc: &Path, identity: &Identity) {
-    edit(&etc.join("passwd"), |text| with_user(text, identity));
+/// Sees to it that the user, the groups and the home exist, as far as this process may. Who is root
+/// here goes by root's own entry, whose home becomes his.
+pub fn ensure(etc: &Path, identity: &Identity, is_root: bool) {
+    edit(&etc.join("passwd"), |text| {
+        if is_root {
+            with_root(text, identity)
+        } else {
+            with_user(text, identity)
+        }
+    });
     edit(&etc.join("group"), |text| with_groups(text, identity));
     if let Err(error) = make_home(identity) {
         say(&format!(
@@ -97,6 +104,29 @@ fn with_user(text: &str, identity: &Identity) -> Option<String> {
     Some(if taken { line + text } else { appended(text, &line) })
 }
 
+/// Programs that ask for root's home, OpenSSH's client among them, are to find the user's.
+fn with_root(text: &str, identity: &Identity) -> Option<String> {
+    let root = Identity {
+        name: "root".to_owned(),
+        ..identity.clone()
+    };
+    let is_root = |line: &str| line.starts_with("root:") && line.split(':').nth(2) == Some("0");
+    let Some(line) = text.lines().find(|line| is_root(line)) else {
+        return with_user(text, &root);
+    };
+    let mut fields: Vec<&str> = line.split(':').collect();
+    // Text that was not UTF-8 could not be written back as it was.
+    if fields.len() != 7
+        || fields[5] == root.home
+        || root.home.contains([':', '\n'])
+        || text.contains('\u{fffd}')
+    {
+        return None;
+    }
+    fields[5] = &root.home;
+    Some(text.replacen(line, &fields.join(":"), 1))
+}
+
 fn with_groups(text: &str, identity: &Identity) -> Option<String> {
     let mut out = text.to_owned();
     let primary = if identity.group_name.is_empty() {
@@ -109,11 +139,13 @@ fn with_groups(text: &str, identity: &Identity) -> Option<String> {
             continue;
         }
         let free = |name: &str| !entries(&out).any(|(other, _)| other == name);
-        let name = if position == 0 && free(primary) && !primary.contains([':', '\n', ',']) {
-            primary.clone()
+        let known = if position == 0 {
+            Some(primary)
         } else {
-            format!("gid{gid}")
+            identity.group_names.get(gid)
         };
+        let known = known.filter(|name| free(name) && !name.is_empty() && !name.contains([':', '\n', ',']));
+        let name = known.cloned().unwrap_or_else(|| format!("gid{gid}"));
         out = appended(&out, &format!("{name}:x:{gid}:\n"));
     }
     (out != text).then_some(out)
@@ -214,6 +246,32 @@ mod tests {
             "root:x:0:\nvideo:x:44:\nusers:x:100:\ngid1000:x:1000:\ngid5000:x:5000:\n"
         );
         assert_eq!(with_groups(&text, &alice()), None);
+    }
+
+    #[test]
+    fn root_s_home_is_the_user_s() {
+        let root = Identity {
+            uid: 0,
+            gid: 0,
+            group_name: "root".into(),
+            group_names: [(5000, "physics".to_owned())].into(),
+            ..alice()
+        };
+        let image = "daemon:x:1:1::/:/bin/sh\nroot:x:0:0:root:/root:/bin/bash\nsync:x:4:0::/bin:/bin/sync\n";
+        let changed = with_root(image, &root).unwrap();
+        assert_eq!(
+            changed,
+            "daemon:x:1:1::/:/bin/sh\nroot:x:0:0:root:/home/alice:/bin/bash\nsync:x:4:0::/bin:/bin/sync\n"
+        );
+        assert_eq!(with_root(&changed, &root), None);
+        assert_eq!(
+            with_root("", &root).unwrap(),
+            "root:x:0:0:root:/home/alice:/bin/bash\n"
+        );
+        assert_eq!(
+            with_groups("root:x:0:\n", &root).unwrap(),
+            "root:x:0:\ngid44:x:44:\nphysics:x:5000:\n"
+        );
     }
 
     #[test]

@@ -19,12 +19,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use carrel_proto::v1::{Fence, FenceProbe, FenceReport};
 use nix::errno::Errno;
+use nix::mount::{MntFlags, umount2};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
     AddressFamily, SockFlag, SockType, SockaddrStorage, connect, getsockopt, socket, sockopt,
 };
 use prost::Message;
 
+use super::privileges::ROOT_CAPABILITIES;
 use super::syscalls;
 
 /// Longest list of things to try: the devices of the largest hosts, and some.
@@ -56,7 +58,7 @@ const MASKED_FILES: [&str; 4] = [
 ];
 /// Directories that appear empty.
 const MASKED_DIRS: [&str; 3] = ["/sys/firmware", "/proc/scsi", "/sys/devices/virtual/powercap"];
-/// Directories in which nothing can be made: cgroups, above all.
+/// Directories in which no cgroup can be made.
 const SEALED_DIRS: [&str; 3] = [
     "/sys/fs/cgroup",
     "/sys/fs/cgroup/devices",
@@ -106,6 +108,8 @@ impl Trial {
                 Ok(_) => format!("the device of {name} can be opened"),
                 Err(error) => format!("the device of {name} is not refused: {error}"),
             });
+            // Mounted where it could not be made.
+            let _ = umount2(target.as_str(), MntFlags::MNT_DETACH);
             if let Err(error) = fs::remove_file(&target) {
                 self.leaks.push(format!("{target} cannot be removed: {error}"));
             } else if let Some(dir) = Path::new(&target).parent() {
@@ -129,31 +133,28 @@ impl Trial {
         for path in SEALED_DIRS {
             let probe = format!("{path}/carrel-fence");
             let made = fs::create_dir(&probe).is_ok();
+            // In a user namespace, the directory above version 1's hierarchies is the container's own.
+            let is_cgroup = made && fs::exists(format!("{probe}/cgroup.procs")).unwrap_or(true);
             if made {
                 let _ = fs::remove_dir(&probe);
             }
-            self.check(!made, || format!("a directory can be made in {path}"));
+            self.check(!is_cgroup, || format!("a cgroup can be made in {path}"));
         }
     }
 
     /// The rest, with the rights that the user's processes have; how it went, or what leaks.
-    pub fn finish(mut self, run_dir: &Path) -> anyhow::Result<FenceReport> {
+    /// `is_root`: the user is root of this user namespace.
+    pub fn finish(mut self, run_dir: &Path, is_root: bool) -> anyhow::Result<FenceReport> {
         let fence = std::mem::take(&mut self.fence);
         let connecting: Vec<_> = fence.addresses.iter().map(Connecting::begin).collect();
-        self.privileges();
+        self.privileges(if is_root { ROOT_CAPABILITIES } else { 0 });
         self.system_calls();
         self.namespaces(&fence.namespaces);
         for FenceProbe { name, target } in &fence.sockets {
             let reached = UnixStream::connect(target).is_ok();
             self.check(!reached, || format!("{name} at {target} can be reached"));
         }
-        // A node's root who runs a job of his own is the owner of it.
-        if !nix::unistd::geteuid().is_root() {
-            let listed = fs::read_dir(run_dir).is_ok();
-            self.check(!listed, || {
-                format!("{} of process 1 can be entered", run_dir.display())
-            });
-        }
+        self.run_dir(run_dir, is_root);
         let until = Instant::now() + CONNECT_WAIT;
         for (probe, connecting) in fence.addresses.iter().zip(connecting) {
             let reached = connecting.reached(until);
@@ -178,15 +179,34 @@ impl Trial {
         }
     }
 
-    /// No capability, no way to one, and a filter over system calls.
-    fn privileges(&mut self) {
+    /// Process 1's own directory is shut, or gone.
+    fn run_dir(&mut self, run_dir: &Path, is_root: bool) {
+        if is_root {
+            for name in ["init.pb", "fence.pb", "ctl.sock", "ssh.sock"] {
+                let path = run_dir.join(name);
+                let gone =
+                    fs::symlink_metadata(&path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+                self.check(gone, || format!("{} of process 1 can be reached", path.display()));
+            }
+        } else if !nix::unistd::geteuid().is_root() {
+            // A node's root who runs a job of his own is the owner of it.
+            let listed = fs::read_dir(run_dir).is_ok();
+            self.check(!listed, || {
+                format!("{} of process 1 can be entered", run_dir.display())
+            });
+        }
+    }
+
+    /// No capability but these, no way to another, and a filter over system calls.
+    fn privileges(&mut self, capabilities: u64) {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let (none, these) = (format!("{:016x}", 0), format!("{capabilities:016x}"));
         for (field, wanted) in [
-            ("CapInh", "0000000000000000"),
-            ("CapPrm", "0000000000000000"),
-            ("CapEff", "0000000000000000"),
-            ("CapBnd", "0000000000000000"),
-            ("CapAmb", "0000000000000000"),
+            ("CapInh", none.as_str()),
+            ("CapPrm", &these),
+            ("CapEff", &these),
+            ("CapBnd", &these),
+            ("CapAmb", &none),
             ("NoNewPrivs", "1"),
             ("Seccomp", "2"),
         ] {

@@ -10,6 +10,7 @@ use std::path::Path;
 use anyhow::{Context, bail, ensure};
 use carrel_proto::v1::{FenceReport, InitConfig};
 use nix::fcntl::{OFlag, open};
+use nix::mount::{MntFlags, umount2};
 use nix::sys::stat::Mode;
 use prost::Message;
 
@@ -55,6 +56,11 @@ pub fn prepare(options: &Options) -> anyhow::Result<Prepared> {
         identity.home
     );
 
+    let is_root = config.root;
+    ensure!(
+        !is_root || has_user_namespace()?,
+        "root in the container needs a user namespace, and there is none"
+    );
     let program = open("/proc/self/exe", OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())
         .context("opening /proc/self/exe; is /proc mounted?")?;
     let ssh = listen(&options.run_dir, "ssh.sock")?;
@@ -71,11 +77,17 @@ pub fn prepare(options: &Options) -> anyhow::Result<Prepared> {
     if let Some(trial) = &mut trial {
         trial.as_root();
     }
-    if let Some(etc) = &options.etc {
-        accounts::ensure(etc, &identity);
+    if is_root {
+        // Root here could take the sockets' place, or speak to them: the way to them goes.
+        umount2(&options.run_dir, MntFlags::MNT_DETACH).context("taking the run directory out of sight")?;
     }
-    privileges::drop_to(&identity)?;
-    let fence = trial.map(|trial| trial.finish(&options.run_dir)).transpose()?;
+    if let Some(etc) = &options.etc {
+        accounts::ensure(etc, &identity, is_root);
+    }
+    privileges::drop_to(&identity, is_root)?;
+    let fence = trial
+        .map(|trial| trial.finish(&options.run_dir, is_root))
+        .transpose()?;
     Ok(Prepared {
         program,
         ssh,
@@ -85,6 +97,13 @@ pub fn prepare(options: &Options) -> anyhow::Result<Prepared> {
         lease_end,
         fence,
     })
+}
+
+/// Whether the ids here are not the host's (user_namespaces(7): the first namespace maps all to themselves).
+fn has_user_namespace() -> anyhow::Result<bool> {
+    let map = fs::read_to_string("/proc/self/uid_map").context("reading /proc/self/uid_map")?;
+    let numbers: Vec<&str> = map.split_whitespace().collect();
+    Ok(numbers != ["0", "0", "4294967295"])
 }
 
 fn read_config(run_dir: &Path) -> anyhow::Result<InitConfig> {

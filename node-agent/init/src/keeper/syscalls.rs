@@ -12,8 +12,11 @@ const NONE: c_long = -1;
 /// Each call that must be refused, and how it went: `EPERM`, `EACCES` or `ENOSYS` where it was.
 pub fn forbidden() -> Vec<(&'static str, nix::Result<()>)> {
     let with_user = c_long::from(libc::CLONE_NEWUSER | libc::CLONE_FS);
-    let calls: [(&'static str, c_long, [c_long; 5]); 24] = [
+    // A place that nothing is mounted at (umount2(2), EINVAL).
+    let no_mount = c"/proc/self".as_ptr() as c_long;
+    let calls: [(&'static str, c_long, [c_long; 5]); 25] = [
         ("mount", libc::SYS_mount, [0; 5]),
+        ("umount2", libc::SYS_umount2, [no_mount, 0, 0, 0, 0]),
         ("pivot_root", libc::SYS_pivot_root, [0; 5]),
         ("open_tree", libc::SYS_open_tree, [NONE, 0, NONE, 0, 0]),
         ("fsopen", libc::SYS_fsopen, [0, NONE, 0, 0, 0]),
@@ -55,7 +58,7 @@ pub fn forbidden() -> Vec<(&'static str, nix::Result<()>)> {
     ];
     let made = calls.map(|(name, number, [a, b, c, d, e])| {
         // SAFETY: null pointers, descriptors that are not open, and unknown flags: the kernel takes
-        // none of them for memory or an object, whichever call it is.
+        // none of them for memory or an object, whichever call it is; the one string is a constant.
         let result = unsafe { libc::syscall(number, a, b, c, d, e) };
         (name, Errno::result(result).map(drop))
     });

@@ -48,7 +48,7 @@ const KEY_EXCHANGES: &[kex::Name] = &[
 
 /// The configuration of now.
 pub struct Settings {
-    /// As received; the identity is the one of the start.
+    /// As received; who the user is, is as at the start.
     pub config: InitConfig,
     /// Who may enter.
     pub access: Access,
@@ -71,6 +71,7 @@ impl Settings {
     /// The same with another configuration; the identity stays.
     pub fn with(&self, mut config: InitConfig) -> Self {
         config.identity.clone_from(&self.config.identity);
+        config.root = self.config.root;
         Self::new(config, self.host_key.clone())
     }
 
@@ -90,9 +91,13 @@ impl Settings {
         }
     }
 
-    /// Whose session this is.
+    /// Who the session's processes are: its user, or root.
     pub fn identity(&self) -> Identity {
-        self.config.identity.clone().unwrap_or_default()
+        let mut identity = self.config.identity.clone().unwrap_or_default();
+        if self.config.root {
+            "root".clone_into(&mut identity.name);
+        }
+        identity
     }
 
     /// Clients that know the host CA know this host.

@@ -81,6 +81,7 @@ impl World {
                 ..SshAccess::default()
             }),
             banner: String::new(),
+            root: false,
         };
         change(&mut config);
         fs::write(path("run/init.pb"), config.encode_to_vec()).unwrap();
