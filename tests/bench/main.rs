@@ -5,6 +5,8 @@
 mod chaos;
 mod flood;
 mod latency;
+mod pass;
+mod placement;
 mod relay;
 mod report;
 mod session;
@@ -27,6 +29,10 @@ enum What {
     Session(session::Options),
     /// Random kills under load: what was promised and lost.
     Chaos(chaos::Options),
+    /// Which GPUs of a host requests get, against the best there are.
+    Placement(placement::Options),
+    /// Every pending job of a large cluster looked at once.
+    Pass(pass::Options),
     /// Connections of strangers, for tests of those who listen.
     #[command(hide = true)]
     Flood(flood::Options),
@@ -48,6 +54,11 @@ fn main() -> anyhow::Result<()> {
     match Args::parse().what {
         What::Session(options) => session::run(&options),
         What::Chaos(options) => chaos::run(&options),
+        What::Placement(options) => placement::run(&options),
+        What::Pass(options) => {
+            pass::run(&options);
+            Ok(())
+        }
         What::Flood(options) => flood::run(&options),
         What::PassSocket { socket } => relay::pass_socket(&socket),
         What::Pipe { socket } => relay::pipe(&socket),

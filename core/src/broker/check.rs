@@ -136,6 +136,13 @@ pub fn check(state: &State) -> Vec<Violation> {
             found.push(Violation::Index("usage"));
         }
     }
+    if state
+        .nodes
+        .keys()
+        .any(|node| state.room(node).as_ref() != state.hosts.room(node))
+    {
+        found.push(Violation::Index("free resources"));
+    }
     let indexed_gpus: usize = state.usage.values().map(|usage| usage.gpus.len()).sum();
     if indexed_gpus != gpus.len() {
         found.push(Violation::Index("held GPUs"));

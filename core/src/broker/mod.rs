@@ -178,7 +178,7 @@ impl Broker {
 
     fn put_node(&mut self, node: crate::model::node::NodeRecord) {
         let node = Arc::new(node);
-        self.state.nodes.insert(node.name.clone(), Arc::clone(&node));
+        self.state.insert_node(Arc::clone(&node));
         self.record(Change::PutNode(node));
     }
 

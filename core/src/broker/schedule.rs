@@ -4,12 +4,13 @@ use super::audit::{job_subject, units};
 use super::state::State;
 use super::{Broker, Reject, RejectKind};
 use crate::model::audit::Action;
-use crate::model::ids::{JobId, NodeName, SessionId};
+use crate::model::ids::{GpuUuid, JobId, NodeName, SessionId};
 use crate::model::job::{Job, Phase, Placed, RankStatus};
-use crate::model::resources::{Allocation, ResourceRequest};
+use crate::model::node::ObservedJob;
+use crate::model::resources::Allocation;
 use crate::model::session::SessionSpec;
 use crate::model::time::Timestamp;
-use crate::placement::{HostView, WhyNot, place};
+use crate::placement::{Assume, MAX_GPUS, Needs, Room, WhyNot, fits, place};
 use crate::queue;
 
 impl Broker {
@@ -52,14 +53,14 @@ impl Broker {
             .map(|session| self.kept_on(session))
             .unwrap_or_default();
         let needs = Needs::of(&self.state, &job);
-        let why = match find_place(&self.state, &needs, &kept) {
+        let why = match find_place(&self.state, needs, &kept) {
             Ok(allocation) => {
                 self.give(now, &job, allocation);
                 return true;
             }
             Err(why) => why,
         };
-        let blocks = fits_when_free(&self.state, &needs);
+        let blocks = fits_when_free(&self.state, needs);
         let word = if blocks { "Resources" } else { "ReqNodeNotAvail" };
         self.set_reason(&job, format!("{word}: {}", summary(&why)));
         !blocks
@@ -148,8 +149,7 @@ impl Broker {
             request: &spec.request,
             root: spec.container.root,
         };
-        let hosts = every_host(&self.state, HostState::Whole, &needs);
-        match place(&views(&hosts), needs.request) {
+        match place(&self.state.hosts, needs, Assume::Whole) {
             Ok(_) => Ok(()),
             Err(why) => {
                 let hint = match why.nearest {
@@ -167,15 +167,8 @@ impl Broker {
     }
 }
 
-/// What a job's nodes must have.
-#[derive(Clone, Copy)]
-pub(super) struct Needs<'a> {
-    request: &'a ResourceRequest,
-    /// Its user is to be root in the containers.
-    root: bool,
-}
-
 impl<'a> Needs<'a> {
+    /// What a job's nodes must have.
     pub(super) fn of(state: &State, job: &'a Job) -> Self {
         let session = job.session.and_then(|id| state.sessions.get(&id));
         Self {
@@ -188,29 +181,28 @@ impl<'a> Needs<'a> {
 /// A place for a request on what is free: where its session's changes are kept, if that fits.
 pub(super) fn find_place(
     state: &State,
-    needs: &Needs<'_>,
+    needs: Needs<'_>,
     kept_on: &[NodeName],
 ) -> Result<Allocation, WhyNot> {
-    let (request, hosts) = (needs.request, every_host(state, HostState::Free, needs));
-    if !kept_on.is_empty() && request.nodes == 1 {
-        let kept: Vec<_> = views(&hosts)
-            .into_iter()
-            .filter(|host| kept_on.contains(host.node))
-            .collect();
-        if let Ok(allocation) = place(&kept, request) {
-            return Ok(allocation);
-        }
-    }
-    place(&views(&hosts), request)
+    let kept = (!kept_on.is_empty() && needs.request.nodes == 1)
+        .then(|| place(&state.hosts.only(kept_on), needs, Assume::Now).ok())
+        .flatten();
+    let parts = match kept {
+        Some(parts) => parts,
+        None => place(&state.hosts, needs, Assume::Now)?,
+    };
+    let held = parts.iter().filter_map(|part| {
+        let node = state.nodes.get(&part.node)?;
+        Some(part.allocation(&node.inventory, needs.request))
+    });
+    Ok(Allocation {
+        nodes: held.collect(),
+    })
 }
 
 /// The request fits on the nodes that are reachable and in service, were all of them free.
-pub(super) fn fits_when_free(state: &State, needs: &Needs<'_>) -> bool {
-    place(
-        &views(&every_host(state, HostState::Emptied, needs)),
-        needs.request,
-    )
-    .is_ok()
+pub(super) fn fits_when_free(state: &State, needs: Needs<'_>) -> bool {
+    fits(&state.hosts, needs, Assume::Emptied)
 }
 
 /// One sentence for people.
@@ -238,96 +230,36 @@ fn list(refusals: &[(crate::placement::Refusal, u32)]) -> String {
     }
 }
 
-/// Which of a host's resources to look at.
-#[derive(Clone, Copy)]
-enum HostState {
-    /// What is free now on nodes that are reachable and in service.
-    Free,
-    /// All of what nodes have that are reachable and in service.
-    Emptied,
-    /// All of what any node has.
-    Whole,
-}
-
-struct Host<'a> {
-    node: &'a NodeName,
-    inventory: &'a crate::model::gpu::Inventory,
-    free_gpus: u64,
-    free_cpus: u32,
-    free_memory: u64,
-    unavailable: Option<String>,
-}
-
-fn views<'a>(hosts: &'a [Host<'a>]) -> Vec<HostView<'a>> {
-    hosts
-        .iter()
-        .map(|host| HostView {
-            node: host.node,
-            inventory: host.inventory,
-            free_gpus: host.free_gpus,
-            free_cpus: host.free_cpus,
-            free_memory: host.free_memory,
-            unavailable: host.unavailable.as_deref(),
-        })
-        .collect()
-}
-
-fn every_host<'a>(state: &'a State, what: HostState, needs: &Needs<'_>) -> Vec<Host<'a>> {
-    state
-        .nodes
-        .iter()
-        .map(|(name, _)| host(state, name, what, needs.root))
-        .collect()
-}
-
-fn host<'a>(state: &'a State, name: &'a NodeName, what: HostState, root: bool) -> Host<'a> {
-    let record = &state.nodes[name];
-    let inventory = &record.inventory;
-    // Placement's masks are 64 bits wide; it places nothing beyond.
-    let healthy = inventory
-        .gpus
-        .iter()
-        .enumerate()
-        .take(64)
-        .filter(|(_, gpu)| gpu.drained.is_none());
-    let mut free_gpus = healthy.fold(0u64, |mask, (position, _)| mask | 1 << position);
-    let mut cpus = u64::from(inventory.cpus);
-    let mut memory = inventory.memory_bytes;
-    let unavailable = match what {
-        HostState::Whole => None,
-        HostState::Free | HostState::Emptied => state.unavailable(name),
-    };
-    let no_root = (root && !inventory.no_root.is_empty())
-        .then(|| format!("not able to make its users root ({})", inventory.no_root));
-    let unavailable = unavailable.or(no_root);
-    if matches!(what, HostState::Free) {
-        let mut take = |gpu: &crate::model::ids::GpuUuid| {
-            if let Some(position) = inventory.gpus.iter().take(64).position(|info| info.uuid == *gpu) {
-                free_gpus &= !(1 << position);
-            }
-        };
-        if let Some(usage) = state.usage.get(name) {
-            usage.gpus.keys().for_each(&mut take);
-            cpus = cpus.saturating_sub(usage.cpus);
-            memory = memory.saturating_sub(usage.memory);
-        }
-        for stranger in state.strangers(name) {
-            stranger.gpus.iter().for_each(&mut take);
-            cpus = cpus.saturating_sub(u64::from(stranger.cpus));
-            memory = memory.saturating_sub(stranger.memory_bytes);
-        }
-    }
-    Host {
-        node: name,
-        inventory,
-        free_gpus,
-        free_cpus: u32::try_from(cpus).unwrap_or(u32::MAX),
-        free_memory: memory,
-        unavailable,
-    }
-}
-
 impl State {
+    /// What of a node may be given away; none: there is no such node.
+    pub fn room(&self, name: &NodeName) -> Option<Room> {
+        let inventory = &self.nodes.get(name)?.inventory;
+        let usage = self.usage.get(name);
+        let strangers: Vec<&ObservedJob> = self.strangers(name).collect();
+        let held = |gpu: &GpuUuid| {
+            usage.is_some_and(|usage| usage.gpus.contains_key(gpu))
+                || strangers.iter().any(|stranger| stranger.gpus.contains(gpu))
+        };
+        let gpus = inventory.gpus.iter().take(MAX_GPUS).enumerate();
+        let free = gpus.filter(|(_, gpu)| !held(&gpu.uuid));
+        let cpus = usage.map_or(0, |usage| usage.cpus)
+            + strangers
+                .iter()
+                .map(|stranger| u64::from(stranger.cpus))
+                .sum::<u64>();
+        let memory = strangers
+            .iter()
+            .fold(usage.map_or(0, |usage| usage.memory), |sum, stranger| {
+                sum.saturating_add(stranger.memory_bytes)
+            });
+        Some(Room {
+            gpus: free.fold(0, |mask, (position, _)| mask | 1 << position),
+            cpus: u64::from(inventory.cpus).saturating_sub(cpus) as u32,
+            memory_bytes: inventory.memory_bytes.saturating_sub(memory),
+            unavailable: self.unavailable(name),
+        })
+    }
+
     /// Why a node gets no new jobs, after "node is"; none: it does.
     pub fn unavailable(&self, name: &NodeName) -> Option<String> {
         if let Some(reason) = self.nodes.get(name).and_then(|node| node.drained.as_ref()) {

@@ -15,6 +15,7 @@ use crate::model::node::{NodeRecord, Observed, ObservedJob, ObservedPhase};
 use crate::model::session::Session;
 use crate::model::time::Timestamp;
 use crate::model::user::{ApiToken, NodeToken, User};
+use crate::placement::Hosts;
 
 /// Everything that a broker knows. Cloning is cheap: the maps share their parts.
 ///
@@ -59,6 +60,8 @@ pub struct State {
     pub usage: OrdMap<NodeName, Arc<NodeUsage>>,
     /// Jobs with something unreleased on each node.
     pub placed_on: OrdMap<NodeName, OrdSet<JobId>>,
+    /// What of each node may be given away, arranged for placement.
+    pub hosts: Hosts,
     /// Contact with each node since the start.
     pub links: OrdMap<NodeName, Arc<NodeLink>>,
     /// The next allocation's fencing token.
@@ -159,6 +162,7 @@ impl State {
             deadlines: OrdSet::new(),
             usage: OrdMap::new(),
             placed_on: OrdMap::new(),
+            hosts: Hosts::default(),
             links: OrdMap::new(),
             next_generation: Generation::default(),
             started: now,
@@ -177,10 +181,9 @@ impl State {
             nonce,
         };
         state.next_generation = Generation::before(state.cluster.incarnation);
-        for node in state.nodes.keys() {
-            state
-                .links
-                .insert(node.clone(), Arc::new(NodeLink::new(lease_until)));
+        let nodes: Vec<NodeName> = state.nodes.keys().cloned().collect();
+        for node in &nodes {
+            state.put_link(node, NodeLink::new(lease_until));
         }
         state
     }
@@ -210,12 +213,8 @@ impl State {
             Change::DeleteNodeToken(hash) => {
                 self.node_tokens.remove(&hash);
             }
-            Change::PutNode(node) => {
-                self.nodes.insert(node.name.clone(), node);
-            }
-            Change::DeleteNode(name) => {
-                self.nodes.remove(&name);
-            }
+            Change::PutNode(node) => self.insert_node(node),
+            Change::DeleteNode(name) => self.remove_node(&name),
             Change::PutSession(session) => self.insert_session(session),
             Change::DeleteSession(id) => self.remove_session(id),
             Change::PutJob(job) => self.insert_job(job),
@@ -236,13 +235,46 @@ impl State {
         }
     }
 
+    /// Puts a node in place of its former self, indexes and all.
+    pub(super) fn insert_node(&mut self, node: Arc<NodeRecord>) {
+        let name = node.name.clone();
+        self.hosts.set_inventory(&name, &node.inventory);
+        self.nodes.insert(name.clone(), node);
+        self.refresh(&name);
+    }
+
+    /// Takes a node out, and what was heard of it.
+    pub(super) fn remove_node(&mut self, name: &NodeName) {
+        self.nodes.remove(name);
+        self.hosts.remove(name);
+        self.links.remove(name);
+        self.usage.remove(name);
+    }
+
+    /// Takes note of what of a node is free, after anything that it depends on has changed.
+    fn refresh(&mut self, name: &NodeName) {
+        if let Some(room) = self.room(name) {
+            self.hosts.set_room(name, room);
+        }
+    }
+
     /// Puts a job in place of its former self, indexes and all.
     pub(super) fn insert_job(&mut self, job: Arc<Job>) {
-        if let Some(old) = self.jobs.get(&job.id).map(Arc::clone) {
-            self.count(&old, false);
+        let old = self.jobs.insert(job.id, Arc::clone(&job));
+        if let Some(old) = &old {
+            self.count(old, false);
         }
         self.count(&job, true);
-        self.jobs.insert(job.id, job);
+        let held = |job: &Job| job.last_placed().map(|placed| placed.allocation.nodes.clone());
+        for part in old
+            .as_deref()
+            .and_then(held)
+            .into_iter()
+            .chain(held(&job))
+            .flatten()
+        {
+            self.refresh(&part.node);
+        }
     }
 
     /// Adds a job to the indexes, or takes it out.
@@ -329,6 +361,13 @@ impl State {
             .entry(node.clone())
             .or_insert_with(|| Arc::new(NodeLink::new(Timestamp(0))));
         update(Arc::make_mut(link));
+        self.refresh(node);
+    }
+
+    /// Puts a node's link in place of its former self.
+    pub(super) fn put_link(&mut self, node: &NodeName, link: NodeLink) {
+        self.links.insert(node.clone(), Arc::new(link));
+        self.refresh(node);
     }
 
     /// A node's desired state changed.

@@ -1,7 +1,7 @@
 //! What readers want to know of a state.
 
 use super::found::found_on;
-use super::schedule::{Needs, find_place, fits_when_free, summary};
+use super::schedule::{find_place, fits_when_free, summary};
 use super::state::{NodeUsage, State};
 use crate::model::gpu::Inventory;
 use crate::model::ids::{JobId, NodeName};
@@ -9,7 +9,7 @@ use crate::model::job::{Job, JobState, Phase, RankStatus};
 use crate::model::node::ObservedJob;
 use crate::model::session::{Session, SessionState};
 use crate::model::topology::Link;
-use crate::placement::{Refusal, worst_link};
+use crate::placement::{Needs, Refusal, worst_link};
 use crate::queue;
 
 /// The state of a session: that of its live job.
@@ -204,14 +204,14 @@ pub fn explain(state: &State, job: &Job) -> Explanation {
     };
     let ahead: Vec<JobId> = queue::order(state).take_while(|id| *id != job.id).collect();
     let needs = Needs::of(state, job);
-    match find_place(state, &needs, &[]) {
+    match find_place(state, needs, &[]) {
         Ok(_) => Explanation {
             summary: format!("it would fit now ({reason})"),
             ahead,
             ..Explanation::default()
         },
         Err(why) => {
-            let held = if fits_when_free(state, &needs) {
+            let held = if fits_when_free(state, needs) {
                 "it waits for others to end"
             } else {
                 "it waits for nodes that are down or drained"

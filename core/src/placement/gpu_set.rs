@@ -1,6 +1,7 @@
 //! Which GPUs of one host: the best set of k.
 //!
-//! All sets are looked at, but for those that cannot win: sets with a link
+//! Hosts of up to [`MAX_TABLE_GPUS`](super::MAX_TABLE_GPUS) GPUs have a [`Table`]. On larger ones all sets are
+//! looked at, but for those that cannot win: sets with a link
 //! worse than the best set's worst, and sets that differ from one already
 //! looked at only by an exchange of twins (GPUs that have the same links to all
 //! others and the same NUMA node). The twins make an 8-GPU host behind NVSwitch
@@ -8,13 +9,9 @@
 
 use std::cmp::Reverse;
 
-use super::bandwidth::link_bandwidth;
-use crate::model::gpu::Inventory;
-use crate::model::resources::model_matches;
+use super::kind::HostKind;
+use super::table::Table;
 use crate::model::topology::Link;
-
-/// Most GPUs of a host that are looked at: bits of a mask.
-pub(super) const MAX_GPUS: usize = 64;
 
 /// Steps after which the search returns the best set so far. Hosts of up to 20
 /// GPUs, whatever their links, and larger ones with twins stay below it.
@@ -22,7 +19,7 @@ const MAX_STEPS: u32 = 1 << 20;
 
 /// How good a set is; greater is better. The order of the fields is the objective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct SetScore {
+struct SetScore {
     /// Slowest link in the set; none for fewer than two GPUs.
     pub worst: Option<Link>,
     /// Sum of the bandwidths of its links, MB/s.
@@ -35,41 +32,61 @@ pub(super) struct SetScore {
     pub left_numa_pairs: u32,
 }
 
-impl SetScore {
-    /// Of the empty set, where nothing is left to choose.
-    pub(super) const EMPTY: Self = Self {
-        worst: None,
-        sum: 0,
-        numa_nodes: Reverse(0),
-        left_sum: 0,
-        left_numa_pairs: 0,
-    };
-}
-
 /// A set of a host's GPUs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct GpuSet {
-    /// One bit per position in [`Inventory::gpus`].
+    /// One bit per position in [`HostKind::models`].
     pub mask: u64,
-    /// How good it is.
-    pub score: SetScore,
+    /// Slowest link in the set; none for fewer than two GPUs.
+    pub worst: Option<Link>,
+    /// Sum of the bandwidths of its links, MB/s.
+    pub sum: u64,
+    /// NUMA nodes that it touches.
+    pub numa_nodes: u32,
+    /// What is lost to requests to come ([`Best::cost`](super::Best::cost)).
+    pub cost: u64,
 }
 
-/// Positions of GPUs that may be placed as whole GPUs.
-pub(super) fn placeable(inventory: &Inventory) -> u64 {
-    mask_where(inventory, |position| {
-        let gpu = &inventory.gpus[position];
-        gpu.drained.is_none() && !gpu.mig_enabled
-    })
+/// A set as the search finds it.
+#[derive(Clone, Copy)]
+struct Found {
+    mask: u64,
+    score: SetScore,
 }
 
-/// Positions of GPUs of a model, as requests name it.
-pub(super) fn of_model(inventory: &Inventory, pattern: &str) -> u64 {
-    if pattern.is_empty() {
-        return mask_where(inventory, |_| true);
+/// The best `count` of the GPUs in `candidates`, where the GPUs in `pool` (a superset) are free; with
+/// `nvlink`, only sets whose every pair is joined by NVLink. None when there is no such set.
+///
+/// Looked up where the host has a table, and searched for otherwise.
+pub(super) fn best_set(
+    host: &HostKind,
+    table: Option<&Table>,
+    pool: u64,
+    candidates: u64,
+    count: usize,
+    nvlink: bool,
+) -> Option<GpuSet> {
+    if count == 0 {
+        return Some(GpuSet::default());
     }
-    mask_where(inventory, |position| {
-        model_matches(pattern, &inventory.gpus[position].model)
+    let Some(table) = table else {
+        return search(host, pool, candidates, count, nvlink);
+    };
+    let best = table.best(pool as u32, candidates as u32, count)?;
+    let joined = best.quality.worst.is_none_or(Link::is_nvlink);
+    if nvlink && !joined {
+        // A mixture may be joined where no GPUs of one model are.
+        let mixed = !table.is_of_one_model();
+        return mixed
+            .then(|| search(host, pool, candidates, count, nvlink))
+            .flatten();
+    }
+    Some(GpuSet {
+        mask: best.set.into(),
+        worst: best.quality.worst,
+        sum: best.quality.sum.into(),
+        numa_nodes: best.quality.numa_nodes.0,
+        cost: best.cost,
     })
 }
 
@@ -83,61 +100,39 @@ pub(super) fn positions(mask: u64) -> impl Iterator<Item = usize> {
     })
 }
 
-fn mask_where(inventory: &Inventory, holds: impl Fn(usize) -> bool) -> u64 {
-    (0..inventory.gpus.len().min(MAX_GPUS))
-        .filter(|p| holds(*p))
-        .fold(0, |mask, p| mask | 1 << p)
-}
-
-/// The link between two GPUs by position. An inventory whose matrix is not of
-/// its GPUs' size says nothing of links, so the slowest is assumed.
-pub(super) fn link_between(inventory: &Inventory, a: usize, b: usize) -> Link {
-    if inventory.links.len() == inventory.gpus.len() {
-        inventory.links.link(a, b)
-    } else {
-        Link::Sys
-    }
-}
-
-/// The best `count` of the GPUs in `candidates`, where the GPUs in `pool` (a
-/// superset) are free; with `nvlink`, only sets whose every pair is joined by
-/// NVLink. None when there is no such set.
+/// The same for any host, by looking at the sets.
 ///
 /// GPUs of one model are preferred over any mixture. Of equally good sets, the
 /// one with the lowest positions.
-pub(super) fn best_set(
-    inventory: &Inventory,
-    pool: u64,
-    candidates: u64,
-    count: usize,
-    nvlink: bool,
-) -> Option<GpuSet> {
-    if count == 0 {
-        return Some(GpuSet {
-            mask: 0,
-            score: SetScore::EMPTY,
-        });
-    }
+fn search(host: &HostKind, pool: u64, candidates: u64, count: usize, nvlink: bool) -> Option<GpuSet> {
     if (candidates.count_ones() as usize) < count {
         return None;
     }
-    let host = Host::new(inventory, pool);
-    let mut best: Option<GpuSet> = None;
-    for one_model in models(inventory, candidates) {
-        if let Some(set) = host.search(one_model, count, nvlink)
+    let free = Free::new(host, pool);
+    let mut best: Option<Found> = None;
+    for one_model in models(host, candidates) {
+        if let Some(set) = free.search(one_model, count, nvlink)
             && best.is_none_or(|b| set.score > b.score)
         {
             best = Some(set);
         }
     }
-    best.or_else(|| host.search(candidates, count, nvlink))
+    let Found { mask, score } = best.or_else(|| free.search(candidates, count, nvlink))?;
+    Some(GpuSet {
+        mask,
+        worst: score.worst,
+        sum: score.sum,
+        numa_nodes: score.numa_nodes.0,
+        // Of a thousand a GPU, as much as links are lost.
+        cost: (free.sum - score.left_sum) * 1000 * u64::from(pool.count_ones()) / free.sum.max(1),
+    })
 }
 
 /// The candidates, model by model.
-fn models(inventory: &Inventory, candidates: u64) -> Vec<u64> {
+fn models(host: &HostKind, candidates: u64) -> Vec<u64> {
     let mut models: Vec<(&str, u64)> = Vec::new();
     for position in positions(candidates) {
-        let model = inventory.gpus[position].model.as_str();
+        let model = host.models[position].as_str();
         match models.iter_mut().find(|(name, _)| *name == model) {
             Some((_, mask)) => *mask |= 1 << position,
             None => models.push((model, 1 << position)),
@@ -147,7 +142,7 @@ fn models(inventory: &Inventory, candidates: u64) -> Vec<u64> {
 }
 
 /// A host's free GPUs and what is between them.
-struct Host {
+struct Free {
     /// Positions of the free GPUs; everything below counts along this list.
     free: Vec<usize>,
     /// Row by row; the diagonal is not used.
@@ -164,16 +159,15 @@ struct Host {
     numa_pairs: u32,
 }
 
-impl Host {
-    fn new(inventory: &Inventory, pool: u64) -> Self {
+impl Free {
+    fn new(host: &HostKind, pool: u64) -> Self {
         let free: Vec<usize> = positions(pool).collect();
         let n = free.len();
         let (mut links, mut bandwidths) = (vec![Link::Sys; n * n], vec![0; n * n]);
         for a in 0..n {
             for b in a + 1..n {
-                let link = link_between(inventory, free[a], free[b]);
-                let versions = [a, b].map(|gpu| inventory.gpus[free[gpu]].nvlink_version);
-                let bandwidth = u64::from(link_bandwidth(link, versions[0].min(versions[1])));
+                let link = host.links.link(free[a], free[b]);
+                let bandwidth = u64::from(host.bandwidth(free[a], free[b]));
                 for at in [a * n + b, b * n + a] {
                     (links[at], bandwidths[at]) = (link, bandwidth);
                 }
@@ -186,10 +180,7 @@ impl Host {
                 nodes.len() - 1
             })
         };
-        let numa: Vec<usize> = free
-            .iter()
-            .map(|position| number(inventory.gpus[*position].numa_node))
-            .collect();
+        let numa: Vec<usize> = free.iter().map(|position| number(host.numa[*position])).collect();
         let peers = |gpu: usize| numa.iter().filter(|node| **node == numa[gpu]).count() as u32 - 1;
         let numa_peers: Vec<u32> = (0..n).map(peers).collect();
         let row_sums: Vec<u64> = (0..n)
@@ -207,7 +198,7 @@ impl Host {
         }
     }
 
-    fn search(&self, candidates: u64, count: usize, nvlink: bool) -> Option<GpuSet> {
+    fn search(&self, candidates: u64, count: usize, nvlink: bool) -> Option<Found> {
         let candidates: Vec<usize> = (0..self.free.len())
             .filter(|gpu| candidates >> self.free[*gpu] & 1 == 1)
             .collect();
@@ -265,14 +256,14 @@ struct Partial {
 }
 
 struct Search<'a> {
-    host: &'a Host,
-    /// Numbers along [`Host::free`].
+    host: &'a Free,
+    /// Numbers along [`Free::free`].
     candidates: Vec<usize>,
     twins: Vec<Option<usize>>,
     count: usize,
     nvlink: bool,
     steps: u32,
-    best: Option<GpuSet>,
+    best: Option<Found>,
 }
 
 impl Search<'_> {
@@ -307,7 +298,7 @@ impl Search<'_> {
             more.sum += host.bandwidths[gpu * n + member];
             more.numa_pairs += u32::from(host.numa[gpu] == host.numa[member]);
         }
-        let hopeless = |best: GpuSet| more.worst.is_some() && more.worst < best.score.worst;
+        let hopeless = |best: Found| more.worst.is_some() && more.worst < best.score.worst;
         if self.best.is_some_and(hopeless) {
             return None;
         }
@@ -333,7 +324,7 @@ impl Search<'_> {
         if self.best.is_none_or(|best| score > best.score) {
             let mask =
                 positions(set.chosen).fold(0, |mask, at| mask | 1 << self.host.free[self.candidates[at]]);
-            self.best = Some(GpuSet { mask, score });
+            self.best = Some(Found { mask, score });
         }
     }
 }

@@ -5,6 +5,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::model::gpu::GpuInfo;
+use crate::model::resources::Allocation;
 use crate::model::topology::{LinkMatrix, Topology};
 
 fn uuid(gpu: usize) -> GpuUuid {
@@ -79,33 +80,74 @@ fn names(count: usize) -> Vec<NodeName> {
         .collect()
 }
 
+/// One host of a test.
+#[derive(Clone)]
+struct View<'a> {
+    node: &'a NodeName,
+    inventory: &'a Inventory,
+    room: Room,
+}
+
+fn place(hosts: &[View<'_>], request: &ResourceRequest) -> Result<Allocation, WhyNot> {
+    let mut all = Hosts::default();
+    for host in hosts {
+        all.set_inventory(host.node, host.inventory);
+        all.set_room(host.node, host.room.clone());
+    }
+    let parts = super::place(&all, request, Assume::Now)?;
+    let inventory = |part: &Part| {
+        hosts
+            .iter()
+            .find(|host| *host.node == part.node)
+            .expect("a host")
+            .inventory
+    };
+    Ok(Allocation {
+        nodes: parts
+            .iter()
+            .map(|part| part.allocation(inventory(part), request))
+            .collect(),
+    })
+}
+
 /// A host of which everything but the CPUs and GPUs left out is free.
-fn view<'a>(node: &'a NodeName, inventory: &'a Inventory, free_gpus: u64) -> HostView<'a> {
-    HostView {
+fn view<'a>(node: &'a NodeName, inventory: &'a Inventory, free_gpus: u64) -> View<'a> {
+    View {
         node,
         inventory,
-        free_gpus,
-        free_cpus: inventory.cpus,
-        free_memory: inventory.memory_bytes,
-        unavailable: None,
+        room: Room {
+            gpus: free_gpus,
+            cpus: inventory.cpus,
+            memory_bytes: inventory.memory_bytes,
+            unavailable: None,
+        },
     }
 }
 
 /// The positions that a request gets on one host.
 fn on_host(inventory: &Inventory, free: u64, request: &ResourceRequest) -> Result<Vec<usize>, WhyNot> {
-    let names = names(1);
-    let allocation = place(&[view(&names[0], inventory, free)], request)?;
+    positions_on(&view(&names(1)[0], inventory, free), request)
+}
+
+/// The same without a table, as on a host of too many GPUs for one.
+fn searched(inventory: &Inventory, free: u64, request: &ResourceRequest) -> Option<Vec<usize>> {
+    let host = HostKind::of(inventory);
+    let free = free & host.placeable;
+    let count = request.gpus_per_node as usize;
+    let set = gpu_set::best_set(&host, None, free, free, count, request.nvlink)?;
+    Some(positions(set.mask).collect())
+}
+
+fn positions_on(host: &View<'_>, request: &ResourceRequest) -> Result<Vec<usize>, WhyNot> {
+    let allocation = place(std::slice::from_ref(host), request)?;
     let position = |uuid: &GpuUuid| {
-        inventory
-            .gpus
-            .iter()
-            .position(|gpu| gpu.uuid == *uuid)
-            .expect("its own GPU")
+        let mut gpus = host.inventory.gpus.iter();
+        gpus.position(|gpu| gpu.uuid == *uuid).expect("its own GPU")
     };
     Ok(allocation.nodes[0].gpus.iter().map(position).collect())
 }
 
-fn why(hosts: &[HostView<'_>], request: &ResourceRequest) -> WhyNot {
+fn why(hosts: &[View<'_>], request: &ResourceRequest) -> WhyNot {
     place(hosts, request).expect_err("a refusal")
 }
 
@@ -208,7 +250,7 @@ fn among_hosts_links_come_first_then_the_tightest_fit() {
     };
     assert_eq!(node(&v100), "n1");
 
-    let mut backwards = hosts;
+    let mut backwards = hosts.clone();
     backwards.reverse();
     assert_eq!(place(&backwards, &request(4)), place(&hosts, &request(4)));
 }
@@ -252,7 +294,7 @@ fn refusals_name_what_is_missing() {
     let names = names(2);
     let (h100, none) = (h100(), cpu_node());
     let mut hosts = [view(&names[0], &h100, 0b11), view(&names[1], &none, 0)];
-    let of = |hosts: &[HostView<'_>], request: &ResourceRequest| {
+    let of = |hosts: &[View<'_>], request: &ResourceRequest| {
         let refused = why(hosts, request);
         (refused.to_string(), refused.ever)
     };
@@ -291,8 +333,8 @@ fn refusals_name_what_is_missing() {
         ("less than 1 TiB of memory (2 nodes)".into(), false)
     );
 
-    hosts[0].free_cpus = 3;
-    hosts[1].unavailable = Some("down");
+    hosts[0].room.cpus = 3;
+    hosts[1].room.unavailable = Some("down".into());
     assert_eq!(
         of(&hosts, &request(2)),
         (
@@ -424,8 +466,8 @@ proptest! {
     ) {
         let free = free & ((1 << host.numa.len()) - 1);
         let expected = host.best(free, count, nvlink && count > 1);
-        let found = on_host(&host.inventory(), free, &ResourceRequest { nvlink, ..request(count) });
-        prop_assert_eq!(found.ok(), expected);
+        let found = searched(&host.inventory(), free, &ResourceRequest { nvlink, ..request(count) });
+        prop_assert_eq!(found, expected);
     }
 }
 
@@ -441,8 +483,70 @@ fn sixteen_gpus_with_irregular_links_are_searched_whole() {
     };
     for count in [2, 5, 8] {
         assert_eq!(
-            on_host(&host.inventory(), 0xffff, &request(count)).ok(),
+            searched(&host.inventory(), 0xffff, &request(count)),
             host.best(0xffff, count, false)
         );
+    }
+}
+
+/// A cluster of two kinds of hosts of one model, some of them partly used, some out of service.
+fn rooms() -> impl Strategy<Value = Vec<(bool, Room)>> {
+    let room = (any::<u8>(), 0..5_u32, 0..3_u64, 0..6_u32).prop_map(|(gpus, cpus, memory, out)| Room {
+        gpus: gpus.into(),
+        cpus: cpus * 8,
+        memory_bytes: memory << 30,
+        unavailable: (out == 0).then(|| "node is down".into()),
+    });
+    proptest::collection::vec((any::<bool>(), room), 0..12)
+}
+
+proptest! {
+    /// Looking at hosts that are alike as one gives what looking at each gives.
+    #[test]
+    fn many_hosts_are_placed_on_as_each_of_them(
+        rooms in rooms(), nodes in 1..4_u32, gpus in 0..5_u32, cpus in 1..20_u32, nvlink: bool,
+    ) {
+        let (straight, ring) = (h100(), {
+            let mut host = dgx1();
+            host.gpus.iter_mut().for_each(|gpu| gpu.model = h100().gpus[0].model.clone());
+            host
+        });
+        let names = names(rooms.len());
+        let mut all = Hosts::default();
+        for (name, (kind, room)) in names.iter().zip(&rooms) {
+            all.set_inventory(name, if *kind { &straight } else { &ring });
+            all.set_room(name, room.clone());
+        }
+        let request = ResourceRequest { nodes, cpus_per_node: cpus, nvlink, ..request(gpus) };
+        let one = ResourceRequest { nodes: 1, ..request.clone() };
+        let mut each: Vec<_> = names
+            .iter()
+            .filter_map(|name| {
+                let alone = all.only([name]);
+                let candidate = fit::candidates(&alone, (&one).into(), Assume::Now).pop()?;
+                let part = candidate.parts(1).next()?;
+                Some((candidate.rank(), part))
+            })
+            .collect();
+        each.sort_by(|(a, one), (b, other)| a.cmp(b).then_with(|| one.node.cmp(&other.node)));
+        let enough = each.len() >= nodes as usize;
+        let mut expected: Vec<Part> = each.into_iter().take(nodes as usize).map(|(_, part)| part).collect();
+        expected.sort_by(|a, b| a.node.cmp(&b.node));
+        let found = super::place(&all, &request, Assume::Now);
+        prop_assert_eq!(found.is_ok(), enough);
+        prop_assert_eq!(fits(&all, &request, Assume::Now), enough);
+        match found {
+            Ok(parts) => prop_assert_eq!(parts, expected),
+            // Every host is spoken of once.
+            Err(why) => {
+                let counted: u32 = why.refusals.iter().map(|(_, hosts)| hosts).sum();
+                prop_assert_eq!(counted as usize, rooms.len());
+            }
+        }
+        // And what was taken out leaves no trace.
+        for name in &names {
+            all.remove(name);
+        }
+        prop_assert!(!fits(&all, &request, Assume::Whole));
     }
 }

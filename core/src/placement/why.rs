@@ -1,10 +1,13 @@
 //! Why a request cannot be placed now.
 
-use std::collections::BTreeSet;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use super::{Assume, HostView, fit, try_place};
-use crate::model::resources::{Allocation, ResourceRequest};
+use super::fit::{Candidate, Lack, candidates, fits, lacks};
+use super::hosts::Alike;
+use super::{Assume, Hosts, Needs, Part, choose};
+use crate::model::resources::ResourceRequest;
 
 /// Why one host cannot take its part of a request.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -136,39 +139,253 @@ impl fmt::Display for WhyNot {
 
 impl std::error::Error for WhyNot {}
 
-/// Whether enough hosts could take it if all that is healthy on them were free.
-pub(super) fn ever(hosts: &[HostView<'_>], request: &ResourceRequest) -> bool {
-    let could = hosts
-        .iter()
-        .filter(|host| fit(host, request, Assume::AllFree).is_ok());
-    could.take(request.nodes as usize).count() == request.nodes as usize
+/// Why a request has no place.
+pub(super) fn not(hosts: &Hosts, needs: Needs<'_>, assume: Assume) -> WhyNot {
+    let request = needs.request;
+    let (fitting, lacks) = lacks(hosts, needs, assume);
+    let mut counts: BTreeMap<Refusal, u32> = BTreeMap::new();
+    for (lack, count) in lacks.into_iter().filter(|(_, count)| *count > 0) {
+        *counts.entry(refusal(hosts, lack, request)).or_default() += count;
+    }
+    if fitting > 0 {
+        let wanted = request.nodes;
+        counts.insert(Refusal::FewerNodes { wanted }, fitting as u32);
+    }
+    if assume != Assume::Whole {
+        for (state, count) in hosts.unavailable() {
+            let state = state.to_owned();
+            *counts.entry(Refusal::Unavailable { state }).or_default() += count;
+        }
+    }
+    let mut refusals: Vec<(Refusal, u32)> = counts.into_iter().collect();
+    refusals.sort_by_key(|(_, count)| Reverse(*count));
+    WhyNot {
+        refusals,
+        nearest: Near {
+            hosts,
+            request,
+            root: needs.root,
+            assume,
+        }
+        .nearest(),
+        ever: fits(hosts, needs, Assume::Whole),
+    }
 }
 
-/// The nearest things to a request that would fit now, at most two.
-pub(super) fn nearest(hosts: &[HostView<'_>], request: &ResourceRequest) -> Option<String> {
-    let tries = [
-        fewer_nodes,
-        without_nvlink,
-        fewer_gpus,
-        fewer_cpus,
-        less_memory,
-        other_model,
-    ];
-    let found: Vec<String> = tries
-        .iter()
-        .filter_map(|attempt| attempt(hosts, request))
-        .take(2)
-        .collect();
-    (!found.is_empty()).then(|| found.join("; or "))
+fn refusal(hosts: &Hosts, lack: Lack, request: &ResourceRequest) -> Refusal {
+    let wanted = request.gpus_per_node;
+    let model = request.gpu_model.clone();
+    match lack {
+        Lack::FreeGpus => Refusal::FewerFreeGpus { wanted, model },
+        Lack::FreeNvlinkSet => Refusal::NoFreeNvlinkSet { wanted },
+        Lack::FreeCpus => Refusal::FewerFreeCpus {
+            wanted: request.cpus_per_node,
+        },
+        Lack::FreeMemory => Refusal::LessFreeMemory {
+            wanted: request.memory_bytes_per_node,
+        },
+        Lack::AnyGpus => Refusal::NoGpus,
+        Lack::Model => Refusal::NoSuchModel { model },
+        Lack::Gpus => Refusal::FewerGpus { wanted, model },
+        Lack::NvlinkSet => Refusal::NoNvlinkSet { wanted },
+        Lack::Cpus => Refusal::FewerCpus {
+            wanted: request.cpus_per_node,
+        },
+        Lack::Memory => Refusal::LessMemory {
+            wanted: request.memory_bytes_per_node,
+        },
+        Lack::Root(kind) => {
+            let why = hosts.kind(kind).map_or("", |host| host.no_root.as_str());
+            let state = format!("not able to make its users root ({why})");
+            Refusal::Unavailable { state }
+        }
+    }
 }
 
-/// Where a changed request fits, with its shape: "2 GPUs on each of n1, n2".
-fn place_of(hosts: &[HostView<'_>], request: &ResourceRequest) -> Option<String> {
-    try_place(hosts, request).map(|allocation| names_of(&allocation))
+/// What would fit in a request's place.
+struct Near<'a> {
+    hosts: &'a Hosts,
+    request: &'a ResourceRequest,
+    root: bool,
+    assume: Assume,
 }
 
-fn names_of(allocation: &Allocation) -> String {
-    let names: Vec<&str> = allocation.nodes.iter().map(|n| n.node.as_str()).collect();
+impl<'a> Near<'a> {
+    /// The nearest things that would fit, at most two.
+    fn nearest(&self) -> Option<String> {
+        let tries = [
+            Self::fewer_nodes,
+            Self::without_nvlink,
+            Self::fewer_gpus,
+            Self::fewer_cpus,
+            Self::less_memory,
+            Self::other_model,
+        ];
+        let found: Vec<String> = tries.iter().filter_map(|attempt| attempt(self)).take(2).collect();
+        (!found.is_empty()).then(|| found.join("; or "))
+    }
+
+    fn candidates(&self, request: &ResourceRequest) -> Vec<Candidate<'a>> {
+        let needs = Needs {
+            request,
+            root: self.root,
+        };
+        candidates(self.hosts, needs, self.assume)
+    }
+
+    /// Where a changed request fits: "n3", "each of n1, n2".
+    fn place_of(&self, request: &ResourceRequest) -> Option<String> {
+        let fitting = self.candidates(request);
+        Some(names_of(&choose(fitting, request)?))
+    }
+
+    fn fewer_nodes(&self) -> Option<String> {
+        let request = self.request;
+        let needs = Needs {
+            request,
+            root: self.root,
+        };
+        let (fitting, _) = lacks(self.hosts, needs, self.assume);
+        if fitting == 0 || fitting >= request.nodes as usize {
+            return None;
+        }
+        let place = self.place_of(&ResourceRequest {
+            nodes: fitting as u32,
+            ..request.clone()
+        })?;
+        Some(format!("{fitting} of {} nodes: on {place}", request.nodes))
+    }
+
+    fn without_nvlink(&self) -> Option<String> {
+        let request = self.request;
+        if !request.nvlink || request.gpus_per_node < 2 {
+            return None;
+        }
+        let place = self.place_of(&ResourceRequest {
+            nvlink: false,
+            ..request.clone()
+        })?;
+        let gpus = gpus_text(request.gpus_per_node);
+        Some(format!("{gpus} not all joined by NVLink on {place}"))
+    }
+
+    fn fewer_gpus(&self) -> Option<String> {
+        let request = self.request;
+        let free = self
+            .hosts
+            .same_gpus(self.assume)
+            .map(|group| group.gpus.count_ones());
+        let counts = (1..request.gpus_per_node.min(free.max()?.saturating_add(1))).rev();
+        let mut placed = counts.filter_map(|count| {
+            let place = self.place_of(&ResourceRequest {
+                gpus_per_node: count,
+                ..request.clone()
+            })?;
+            let joined = if request.nvlink && count > 1 {
+                " joined by NVLink"
+            } else {
+                ""
+            };
+            Some(format!("{}{joined} on {place}", gpus_text(count)))
+        });
+        placed.next()
+    }
+
+    fn fewer_cpus(&self) -> Option<String> {
+        let request = self.request;
+        let relaxed = ResourceRequest {
+            cpus_per_node: 1,
+            ..request.clone()
+        };
+        let most = self.most(&relaxed, request.cpus_per_node, |alike| alike.cpus)?;
+        let place = self.place_of(&ResourceRequest {
+            cpus_per_node: most,
+            ..relaxed
+        })?;
+        Some(format!(
+            "{most} CPUs instead of {} on {place}",
+            request.cpus_per_node
+        ))
+    }
+
+    fn less_memory(&self) -> Option<String> {
+        let request = self.request;
+        let relaxed = ResourceRequest {
+            memory_bytes_per_node: 1,
+            ..request.clone()
+        };
+        let wanted = request.memory_bytes_per_node;
+        let most = self.most(&relaxed, wanted, |alike| alike.memory_bytes)?;
+        let place = self.place_of(&ResourceRequest {
+            memory_bytes_per_node: most,
+            ..relaxed
+        })?;
+        Some(format!(
+            "{} of memory instead of {} on {place}",
+            Bytes(most),
+            Bytes(wanted)
+        ))
+    }
+
+    /// The most of something, and less than what is wanted, that enough hosts have free, of those where the
+    /// relaxed request fits.
+    fn most<T: Ord + Copy + Default>(
+        &self,
+        relaxed: &ResourceRequest,
+        wanted: T,
+        free: impl Fn(&Alike<'_>) -> T,
+    ) -> Option<T> {
+        // All that fit, not only as many as are needed.
+        let everywhere = ResourceRequest {
+            nodes: u32::MAX,
+            ..relaxed.clone()
+        };
+        let fitting = self.candidates(&everywhere);
+        let mut amounts: Vec<(T, usize)> = fitting
+            .iter()
+            .map(|one| (free(&one.alike), one.alike.count()))
+            .collect();
+        amounts.sort_unstable_by_key(|(amount, _)| Reverse(*amount));
+        let mut left = relaxed.nodes as usize;
+        for (amount, hosts) in amounts {
+            left = left.saturating_sub(hosts);
+            if left == 0 {
+                return (amount > T::default() && amount < wanted).then_some(amount);
+            }
+        }
+        None
+    }
+
+    fn other_model(&self) -> Option<String> {
+        if self.request.gpu_model.is_empty() {
+            return None;
+        }
+        let relaxed = ResourceRequest {
+            gpu_model: String::new(),
+            ..self.request.clone()
+        };
+        let fitting = self.candidates(&relaxed);
+        let models: Vec<(Vec<&str>, Vec<Part>)> = fitting
+            .iter()
+            .map(|one| (one.models(), one.parts(relaxed.nodes as usize).collect()))
+            .collect();
+        let parts = choose(fitting, &relaxed)?;
+        let chosen = models
+            .iter()
+            .filter(|(_, some)| some.iter().any(|part| parts.contains(part)));
+        let models: BTreeSet<&str> = chosen.flat_map(|(models, _)| models.iter().copied()).collect();
+        let models: Vec<&str> = models.into_iter().collect();
+        Some(format!(
+            "{} ({}) on {}",
+            gpus_text(relaxed.gpus_per_node),
+            models.join(", "),
+            names_of(&parts)
+        ))
+    }
+}
+
+fn names_of(parts: &[Part]) -> String {
+    let names: Vec<&str> = parts.iter().map(|part| part.node.as_str()).collect();
     let each = if names.len() > 1 { "each of " } else { "" };
     format!("{each}{}", names.join(", "))
 }
@@ -179,159 +396,6 @@ fn gpus_text(count: u32) -> String {
     } else {
         format!("{count} GPUs")
     }
-}
-
-fn fewer_nodes(hosts: &[HostView<'_>], request: &ResourceRequest) -> Option<String> {
-    let fitting = hosts
-        .iter()
-        .filter(|host| fit(host, request, Assume::Now).is_ok())
-        .count() as u32;
-    let fewer = ResourceRequest {
-        nodes: fitting,
-        ..request.clone()
-    };
-    if fitting == 0 || fitting >= request.nodes {
-        return None;
-    }
-    let place = place_of(hosts, &fewer)?;
-    Some(format!("{fitting} of {} nodes: on {place}", request.nodes))
-}
-
-fn without_nvlink(hosts: &[HostView<'_>], request: &ResourceRequest) -> Option<String> {
-    if !request.nvlink || request.gpus_per_node < 2 {
-        return None;
-    }
-    let place = place_of(
-        hosts,
-        &ResourceRequest {
-            nvlink: false,
-            ..request.clone()
-        },
-    )?;
-    Some(format!(
-        "{} not all joined by NVLink on {place}",
-        gpus_text(request.gpus_per_node)
-    ))
-}
-
-fn fewer_gpus(hosts: &[HostView<'_>], request: &ResourceRequest) -> Option<String> {
-    let most = hosts.iter().map(|host| host.free_gpus.count_ones()).max()?;
-    let counts = (1..request.gpus_per_node.min(most.saturating_add(1))).rev();
-    let mut placed = counts.filter_map(|count| {
-        let place = place_of(
-            hosts,
-            &ResourceRequest {
-                gpus_per_node: count,
-                ..request.clone()
-            },
-        )?;
-        let joined = if request.nvlink && count > 1 {
-            " joined by NVLink"
-        } else {
-            ""
-        };
-        Some(format!("{}{joined} on {place}", gpus_text(count)))
-    });
-    placed.next()
-}
-
-fn fewer_cpus(hosts: &[HostView<'_>], request: &ResourceRequest) -> Option<String> {
-    let less = hosts
-        .iter()
-        .map(|host| host.free_cpus)
-        .filter(|cpus| *cpus > 0 && *cpus < request.cpus_per_node);
-    let most = hosts_that_fit(
-        hosts,
-        &ResourceRequest {
-            cpus_per_node: 1,
-            ..request.clone()
-        },
-        less.max()?,
-        |h| h.free_cpus,
-    )?;
-    let place = place_of(
-        hosts,
-        &ResourceRequest {
-            cpus_per_node: most,
-            ..request.clone()
-        },
-    )?;
-    Some(format!(
-        "{most} CPUs instead of {} on {place}",
-        request.cpus_per_node
-    ))
-}
-
-fn less_memory(hosts: &[HostView<'_>], request: &ResourceRequest) -> Option<String> {
-    let wanted = request.memory_bytes_per_node;
-    let less = hosts
-        .iter()
-        .map(|host| host.free_memory)
-        .filter(|bytes| *bytes > 0 && *bytes < wanted);
-    let most = hosts_that_fit(
-        hosts,
-        &ResourceRequest {
-            memory_bytes_per_node: 1,
-            ..request.clone()
-        },
-        less.max()?,
-        |h| h.free_memory,
-    )?;
-    let place = place_of(
-        hosts,
-        &ResourceRequest {
-            memory_bytes_per_node: most,
-            ..request.clone()
-        },
-    )?;
-    Some(format!(
-        "{} of memory instead of {} on {place}",
-        Bytes(most),
-        Bytes(wanted)
-    ))
-}
-
-fn other_model(hosts: &[HostView<'_>], request: &ResourceRequest) -> Option<String> {
-    if request.gpu_model.is_empty() {
-        return None;
-    }
-    let relaxed = ResourceRequest {
-        gpu_model: String::new(),
-        ..request.clone()
-    };
-    let allocation = try_place(hosts, &relaxed)?;
-    let models: BTreeSet<&str> = allocation
-        .nodes
-        .iter()
-        .filter_map(|held| {
-            let host = hosts.iter().find(|host| *host.node == held.node)?;
-            let gpu = held.gpus.first()?;
-            let found = host.inventory.gpus.iter().find(|one| one.uuid == *gpu)?;
-            Some(found.model.as_str())
-        })
-        .collect();
-    let models: Vec<&str> = models.into_iter().collect();
-    Some(format!(
-        "{} ({}) on {}",
-        gpus_text(request.gpus_per_node),
-        models.join(", "),
-        names_of(&allocation)
-    ))
-}
-
-/// The most of something that enough hosts have free, among those where the relaxed request fits.
-fn hosts_that_fit<T: Ord + Copy>(
-    hosts: &[HostView<'_>],
-    relaxed: &ResourceRequest,
-    at_most: T,
-    free: impl Fn(&HostView<'_>) -> T,
-) -> Option<T> {
-    let fitting = hosts
-        .iter()
-        .filter(|host| fit(host, relaxed, Assume::Now).is_ok());
-    let mut amounts: Vec<T> = fitting.map(|host| free(host).min(at_most)).collect();
-    amounts.sort_unstable_by(|a, b| b.cmp(a));
-    amounts.get((relaxed.nodes as usize).checked_sub(1)?).copied()
 }
 
 /// An amount of memory for people: binary units, rounded down to what is shown.

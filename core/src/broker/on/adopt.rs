@@ -1,6 +1,5 @@
 //! What is found after the store was lost, or was replaced by an older one: operators take it over, or end it.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use crate::broker::change::Change;
@@ -38,7 +37,7 @@ impl Broker {
                 found: Some(now),
             });
             let link = NodeLink::new(now.after(self.state.settings.lease));
-            self.state.links.insert(name.clone(), Arc::new(link));
+            self.state.put_link(&name, link);
             return Ok(Reply::Done);
         };
         if record.accepts(&certificate) {

@@ -116,7 +116,7 @@ impl Broker {
         record.certificate = certificate;
         self.put_node(record);
         if !self.state.links.contains_key(&name) {
-            self.state.links.insert(name, Arc::new(NodeLink::new(now)));
+            self.state.put_link(&name, NodeLink::new(now));
         }
         Ok(Reply::Done)
     }
@@ -194,9 +194,7 @@ impl Broker {
             .hint("drain it, stop them, and then remove it"));
         }
         self.audit(caller, Action::NodeRemove, format!("node {name}"), "");
-        self.state.nodes.remove(name);
-        self.state.links.remove(name);
-        self.state.usage.remove(name);
+        self.state.remove_node(name);
         self.record(Change::DeleteNode(name.clone()));
         let removals: Vec<_> = self
             .state

@@ -1,0 +1,307 @@
+//! All hosts, arranged for placement: those of one kind with the same of it free are looked at as one.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use imbl::{OrdMap, OrdSet};
+
+use super::kind::HostKind;
+use super::table::{Demand, Shape, Table};
+use crate::model::gpu::Inventory;
+use crate::model::ids::NodeName;
+
+/// What of a host may be given away.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Room {
+    /// GPUs that nobody holds: bit n is position n in [`Inventory::gpus`].
+    pub gpus: u64,
+    /// Hardware threads that nobody holds.
+    pub cpus: u32,
+    /// Memory that nobody holds, bytes.
+    pub memory_bytes: u64,
+    /// Why nothing is placed on it: "node is down"; none: it is.
+    pub unavailable: Option<String>,
+}
+
+/// A kind of host that there is, with what is worked out once for all its hosts.
+#[derive(Debug)]
+pub(super) struct Kind {
+    /// Tells it from the other kinds there are.
+    pub number: u32,
+    pub host: HostKind,
+    /// None: too many GPUs for one, or none.
+    pub table: Option<Arc<Table>>,
+}
+
+#[derive(Clone, Debug)]
+struct Host {
+    kind: Arc<Kind>,
+    room: Room,
+}
+
+/// Kind, whether anything is placed on them, and which GPUs are free: what decides which GPUs a request gets.
+type GroupKey = (u32, bool, u64);
+
+/// Hosts that give a request the same GPUs.
+#[derive(Clone, Debug)]
+struct Group {
+    kind: Arc<Kind>,
+    /// By free CPUs and memory.
+    hosts: OrdMap<(u32, u64), OrdSet<NodeName>>,
+}
+
+/// All hosts. Cloning is cheap.
+#[derive(Clone, Debug, Default)]
+pub struct Hosts {
+    hosts: OrdMap<NodeName, Host>,
+    kinds: OrdMap<HostKind, Arc<Kind>>,
+    /// Hosts of each kind.
+    counts: OrdMap<u32, usize>,
+    groups: OrdMap<GroupKey, Group>,
+    /// Number of the next kind.
+    next: u32,
+}
+
+/// Hosts that give a request the same GPUs; what is taken as free.
+pub(super) struct SameGpus<'a> {
+    pub kind: &'a Kind,
+    pub gpus: u64,
+    hosts: Vec<&'a OrdMap<(u32, u64), OrdSet<NodeName>>>,
+    /// CPUs and memory of each, where not what is free now is taken as free.
+    whole: Option<(u32, u64)>,
+}
+
+/// Hosts that are equal to a request, and what of each may be given away.
+pub(super) struct Alike<'a> {
+    pub kind: &'a Kind,
+    pub gpus: u64,
+    pub cpus: u32,
+    pub memory_bytes: u64,
+    names: Vec<&'a OrdSet<NodeName>>,
+}
+
+impl<'a> SameGpus<'a> {
+    pub fn count(&self) -> usize {
+        self.hosts
+            .iter()
+            .flat_map(|hosts| hosts.values())
+            .map(OrdSet::len)
+            .sum()
+    }
+
+    /// Those with as many CPUs, the fewest first, those that are equal together.
+    pub fn with_cpus(&self, cpus: u32) -> impl Iterator<Item = Alike<'a>> + use<'a> {
+        let (kind, gpus) = (self.kind, self.gpus);
+        let alike = move |cpus, memory_bytes, names| Alike {
+            kind,
+            gpus,
+            cpus,
+            memory_bytes,
+            names,
+        };
+        let all = self.whole.map(|(cpus, memory_bytes)| {
+            let names = self.hosts.iter().flat_map(|hosts| hosts.values());
+            alike(cpus, memory_bytes, names.collect())
+        });
+        let now = self.hosts.first().copied().filter(|_| self.whole.is_none());
+        let each = now.into_iter().flat_map(move |hosts| hosts.range((cpus, 0)..));
+        let each = each.map(move |((cpus, memory_bytes), names)| alike(*cpus, *memory_bytes, vec![names]));
+        all.into_iter().filter(move |all| all.cpus >= cpus).chain(each)
+    }
+}
+
+impl<'a> Alike<'a> {
+    pub fn count(&self) -> usize {
+        self.names.iter().map(|names| names.len()).sum()
+    }
+
+    /// The first of their names, in order.
+    pub fn first(&self, count: usize) -> Vec<&'a NodeName> {
+        let mut first: Vec<&NodeName> = self
+            .names
+            .iter()
+            .flat_map(|names| names.iter().take(count))
+            .collect();
+        first.sort_unstable();
+        first.truncate(count);
+        first
+    }
+}
+
+/// What is taken as free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Assume {
+    /// What is.
+    Now,
+    /// Everything healthy on hosts that are in service.
+    Emptied,
+    /// Everything healthy, on hosts that are not in service too: they may come back.
+    Whole,
+}
+
+impl Hosts {
+    /// Adds a host, or takes note of what it has now. Nothing of a new one is free.
+    pub fn set_inventory(&mut self, node: &NodeName, inventory: &Inventory) {
+        let host = HostKind::of(inventory);
+        let known = self.hosts.get(node);
+        if known.is_some_and(|known| known.kind.host == host) {
+            return;
+        }
+        let room = known.map(|known| known.room.clone()).unwrap_or_default();
+        self.remove(node);
+        let kind = match self.kinds.get(&host) {
+            Some(kind) => Arc::clone(kind),
+            None => self.add_kind(host),
+        };
+        *self.counts.entry(kind.number).or_default() += 1;
+        self.insert(node, Host { kind, room });
+    }
+
+    fn add_kind(&mut self, host: HostKind) -> Arc<Kind> {
+        let table = Shape::of(&host).map(|shape| {
+            // Kinds may differ in what tables do not depend on.
+            let mut tables = self.kinds.values().filter_map(|kind| kind.table.as_ref());
+            let shared = tables.find(|table| *table.shape() == shape);
+            shared.map_or_else(|| Arc::new(Table::new(shape, &Demand::default())), Arc::clone)
+        });
+        let kind = Arc::new(Kind {
+            number: self.next,
+            host: host.clone(),
+            table,
+        });
+        self.next += 1;
+        self.kinds.insert(host, Arc::clone(&kind));
+        kind
+    }
+
+    /// Takes note of what of a host is free; of a host that is not there, none.
+    pub fn set_room(&mut self, node: &NodeName, room: Room) {
+        let Some(host) = self.hosts.get(node).filter(|host| host.room != room).cloned() else {
+            return;
+        };
+        self.take_out(node, &host);
+        self.insert(node, Host { room, ..host });
+    }
+
+    /// Takes a host out.
+    pub fn remove(&mut self, node: &NodeName) {
+        let Some(host) = self.hosts.remove(node) else {
+            return;
+        };
+        self.take_out(node, &host);
+        let left = self.counts.get(&host.kind.number).map_or(0, |count| count - 1);
+        if left == 0 {
+            self.counts.remove(&host.kind.number);
+            self.kinds.remove(&host.kind.host);
+        } else {
+            self.counts.insert(host.kind.number, left);
+        }
+    }
+
+    /// The same hosts, of these names alone.
+    #[must_use]
+    pub fn only<'a>(&self, nodes: impl IntoIterator<Item = &'a NodeName>) -> Self {
+        let mut some = Self {
+            kinds: self.kinds.clone(),
+            ..Self::default()
+        };
+        for node in nodes {
+            if let Some(host) = self.hosts.get(node) {
+                some.insert(node, host.clone());
+            }
+        }
+        some
+    }
+
+    /// There are none.
+    pub fn is_empty(&self) -> bool {
+        self.hosts.is_empty()
+    }
+
+    /// What of a host is free; none: it is not there.
+    pub fn room(&self, node: &NodeName) -> Option<&Room> {
+        self.hosts.get(node).map(|host| &host.room)
+    }
+
+    fn insert(&mut self, node: &NodeName, host: Host) {
+        let group = self.groups.entry(group_of(&host)).or_insert_with(|| Group {
+            kind: Arc::clone(&host.kind),
+            hosts: OrdMap::new(),
+        });
+        let names = group.hosts.entry((host.room.cpus, host.room.memory_bytes));
+        names.or_default().insert(node.clone());
+        self.hosts.insert(node.clone(), host);
+    }
+
+    fn take_out(&mut self, node: &NodeName, host: &Host) {
+        let (key, room) = (group_of(host), (host.room.cpus, host.room.memory_bytes));
+        let Some(group) = self.groups.get_mut(&key) else {
+            return;
+        };
+        if let Some(names) = group.hosts.get_mut(&room) {
+            names.remove(node);
+            if names.is_empty() {
+                group.hosts.remove(&room);
+            }
+        }
+        if group.hosts.is_empty() {
+            self.groups.remove(&key);
+        }
+    }
+
+    /// The hosts that a request may get, kind by kind.
+    pub(super) fn same_gpus(&self, assume: Assume) -> impl Iterator<Item = SameGpus<'_>> {
+        let mut all: Vec<SameGpus<'_>> = Vec::new();
+        for ((_, available, gpus), group) in &self.groups {
+            if !available && assume != Assume::Whole {
+                continue;
+            }
+            let host = &group.kind.host;
+            match (assume, all.last_mut()) {
+                // Groups of a kind follow each other.
+                (Assume::Emptied | Assume::Whole, Some(last)) if last.kind.number == group.kind.number => {
+                    last.hosts.push(&group.hosts);
+                }
+                (Assume::Emptied | Assume::Whole, _) => all.push(SameGpus {
+                    kind: &group.kind,
+                    gpus: host.placeable,
+                    hosts: vec![&group.hosts],
+                    whole: Some((host.cpus, host.memory_bytes)),
+                }),
+                (Assume::Now, _) => all.push(SameGpus {
+                    kind: &group.kind,
+                    gpus: gpus & host.placeable,
+                    hosts: vec![&group.hosts],
+                    whole: None,
+                }),
+            }
+        }
+        all.into_iter()
+    }
+
+    /// A kind of host there is.
+    pub(super) fn kind(&self, number: u32) -> Option<&HostKind> {
+        let kinds = self.kinds.values();
+        kinds
+            .map(|kind| &**kind)
+            .find(|kind| kind.number == number)
+            .map(|kind| &kind.host)
+    }
+
+    /// Why hosts get nothing, and how many of them each.
+    pub(super) fn unavailable(&self) -> BTreeMap<&str, u32> {
+        let mut reasons = BTreeMap::new();
+        let out_of_service = self.groups.iter().filter(|((_, available, _), _)| !available);
+        let names = out_of_service.flat_map(|(_, group)| group.hosts.values().flatten());
+        for host in names.filter_map(|name| self.hosts.get(name)) {
+            if let Some(reason) = host.room.unavailable.as_deref() {
+                *reasons.entry(reason).or_default() += 1;
+            }
+        }
+        reasons
+    }
+}
+
+fn group_of(host: &Host) -> GroupKey {
+    (host.kind.number, host.room.unavailable.is_none(), host.room.gpus)
+}

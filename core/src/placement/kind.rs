@@ -1,0 +1,97 @@
+//! What placement looks at of a host, apart from what is free.
+
+use crate::model::gpu::Inventory;
+use crate::model::topology::{Link, LinkMatrix};
+
+/// Most GPUs of a host that are looked at: bits of a mask.
+pub const MAX_GPUS: usize = 64;
+
+/// Hosts of one kind are alike in everything that placement looks at. Positions are those of
+/// [`Inventory::gpus`]; what a host has beyond [`MAX_GPUS`] is left out.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct HostKind {
+    /// Hardware threads that jobs may use.
+    pub cpus: u32,
+    /// Memory that jobs may use, bytes.
+    pub memory_bytes: u64,
+    /// Product name of each GPU.
+    pub models: Vec<String>,
+    /// NUMA node of each GPU.
+    pub numa: Vec<Option<u32>>,
+    /// NVLink version of each GPU.
+    pub nvlink_versions: Vec<u32>,
+    /// Links between the GPUs.
+    pub links: LinkMatrix,
+    /// Links of each NIC to the GPUs.
+    pub nics: Vec<Vec<Link>>,
+    /// Why users cannot be root in containers on them; empty: they can.
+    pub no_root: String,
+    /// GPUs that may be placed as whole GPUs: neither drained nor in MIG mode.
+    pub placeable: u64,
+}
+
+impl HostKind {
+    /// The kind of a host.
+    pub fn of(inventory: &Inventory) -> Self {
+        let gpus = &inventory.gpus[..inventory.gpus.len().min(MAX_GPUS)];
+        let placeable = gpus
+            .iter()
+            .enumerate()
+            .filter(|(_, gpu)| gpu.drained.is_none() && !gpu.mig_enabled);
+        // A matrix that is not of the GPUs' size says nothing of links: the slowest is assumed.
+        let told = inventory.links.len() == inventory.gpus.len();
+        let link = |a, b| {
+            if told {
+                inventory.links.link(a, b)
+            } else {
+                Link::Sys
+            }
+        };
+        let near = |links: &[Link]| {
+            (0..gpus.len())
+                .map(|gpu| links.get(gpu).copied().unwrap_or(Link::Sys))
+                .collect()
+        };
+        Self {
+            cpus: inventory.cpus,
+            memory_bytes: inventory.memory_bytes,
+            models: gpus.iter().map(|gpu| gpu.model.clone()).collect(),
+            numa: gpus.iter().map(|gpu| gpu.numa_node).collect(),
+            nvlink_versions: gpus.iter().map(|gpu| gpu.nvlink_version).collect(),
+            links: LinkMatrix::from_fn(gpus.len(), link),
+            nics: inventory.nics.iter().map(|nic| near(&nic.gpu_links)).collect(),
+            no_root: inventory.no_root.clone(),
+            placeable: placeable.fold(0, |mask, (position, _)| mask | 1 << position),
+        }
+    }
+
+    /// Number of GPUs.
+    pub fn gpus(&self) -> usize {
+        self.models.len()
+    }
+
+    /// All GPUs.
+    pub(super) fn all(&self) -> u64 {
+        self.gpus_where(|_| true)
+    }
+
+    /// GPUs of a model, as requests name it; of any when that is empty.
+    pub(super) fn of_model(&self, pattern: &str) -> u64 {
+        if pattern.is_empty() {
+            return self.all();
+        }
+        self.gpus_where(|gpu| crate::model::resources::model_matches(pattern, &self.models[gpu]))
+    }
+
+    fn gpus_where(&self, holds: impl Fn(usize) -> bool) -> u64 {
+        (0..self.gpus())
+            .filter(|gpu| holds(*gpu))
+            .fold(0, |mask, gpu| mask | 1 << gpu)
+    }
+
+    /// Bandwidth between two GPUs in MB/s.
+    pub(super) fn bandwidth(&self, a: usize, b: usize) -> u32 {
+        let version = self.nvlink_versions[a].min(self.nvlink_versions[b]);
+        super::link_bandwidth(self.links.link(a, b), version)
+    }
+}
