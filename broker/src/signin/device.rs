@@ -149,7 +149,7 @@ fn subject(name: Option<&UserName>) -> String {
 async fn refused(context: &Context, origin: Origin, not: &NotSignedIn) -> Status {
     failed(context, origin, subject(None), &not.to_string()).await;
     let (code, hint) = match not {
-        NotSignedIn::NoAnswer(..) => (Code::Unavailable, OTHER_WAYS),
+        NotSignedIn::NoAnswer(..) => (Code::Aborted, OTHER_WAYS),
         NotSignedIn::Refused(..) => (Code::FailedPrecondition, OTHER_WAYS),
         NotSignedIn::Denied(_) => (Code::PermissionDenied, "sign in again, and agree there"),
         NotSignedIn::Expired => (Code::DeadlineExceeded, "sign in again for a new one"),
@@ -181,7 +181,7 @@ fn account_status(no: &NoAccount, name: &UserName) -> Status {
             &format!("an administrator of the cluster can add you: carrel user add {name} --uid UID"),
         ),
         NoAccount::NameService(_) => {
-            refuse::with_hint(Code::Unavailable, no.to_string(), "try again in a minute")
+            refuse::with_hint(Code::Aborted, no.to_string(), "try again in a minute")
         }
         NoAccount::NoId => refuse::with_hint(
             Code::ResourceExhausted,

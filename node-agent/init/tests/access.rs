@@ -63,18 +63,20 @@ fn a_share_that_is_taken_back_ends_what_came_by_it() {
             ..InitRequest::default()
         });
     };
+    // Who has entered, is in: until then its client reads the certificate that is there.
     let stays = |world: &World| {
+        let entered = || world.log().matches("entered by certificate").count();
+        let before = entered();
         let mut client = world.client("ssh");
         client.args(["s", "echo in; exec cat"]);
         client
             .stdin(std::process::Stdio::piped())
             .stdout(std::process::Stdio::piped());
-        client.spawn().unwrap()
+        let client = client.spawn().unwrap();
+        support::wait_for("it is in", || entered() > before);
+        client
     };
     let mut alice = stays(&world);
-    support::wait_for("alice is in", || {
-        world.log().matches("entered by certificate").count() == 1
-    });
     share(&mut control, &["bob"], &["carol"]);
     world.certify("user", &["-n", "bob"]);
     support::wait_for("bob may enter", || enters(&world, &[]));
