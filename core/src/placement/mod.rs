@@ -101,7 +101,7 @@ fn choose(mut fitting: Vec<Candidate<'_>>, request: &ResourceRequest) -> Option<
     if count < nodes {
         return None;
     }
-    fitting.sort_by(|a, b| a.rank().cmp(&b.rank()));
+    fitting.sort_by_key(fit::Candidate::rank);
     if nodes > 1 {
         let mut kinds: BTreeMap<Vec<&str>, Vec<usize>> = BTreeMap::new();
         for (at, candidate) in fitting.iter().enumerate() {

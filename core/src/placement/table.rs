@@ -355,7 +355,9 @@ mod tests {
             ([], _) => vec![],
             ([first, rest @ ..], _) => {
                 let mut all = combinations(rest, size - 1);
-                all.iter_mut().for_each(|set| set.insert(0, *first));
+                for set in &mut all {
+                    set.insert(0, *first);
+                }
                 all.extend(combinations(rest, size));
                 all
             }

@@ -37,7 +37,7 @@ impl Broker {
                 found: Some(now),
             });
             let link = NodeLink::new(now.after(self.state.settings.lease));
-            self.state.put_link(&name, link);
+            self.state.put_link(name, link);
             return Ok(Reply::Done);
         };
         if record.accepts(&certificate) {
