@@ -239,3 +239,21 @@ fn broker_and_agent_are_killed() {
     inside(&cluster, "carrel extend 30").ok();
     cluster.carrel(ALICE, ["rm", "-f", "dev"]).ok();
 }
+
+/// Root in a container is its user; other users that root makes there are nobody to the broker.
+#[test]
+fn root_in_the_container_is_its_user() {
+    let cluster = shared::cluster();
+    let session = cluster.open(ALICE, "inside-root", &[&SMALL[..], &["--root"]].concat());
+    let shown = json(&session, "carrel show");
+    assert_eq!(
+        (&shown["name"], &shown["user"]),
+        (&"inside-root".into(), &"alice".into())
+    );
+    session
+        .ssh(["setpriv --reuid=5 --regid=5 --clear-groups /.carrel/bin/carrel show"])
+        .run()
+        .fails(5, &["is for the user of job"]);
+    session.ssh(["carrel stop"]).run();
+    cluster.ready("it is stopped", |_| session.record()["state"] == "STOPPED");
+}

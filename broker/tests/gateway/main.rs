@@ -5,6 +5,8 @@ mod agent;
 mod jump;
 mod world;
 
+use std::time::{Duration, Instant};
+
 use carrel_core::stream::StreamId;
 use carrel_core::stream::claim::Claim;
 use carrel_proto::relay::relay;
@@ -151,6 +153,12 @@ async fn a_resumption_ticket_leads_back_to_its_stream_only() {
 
     world.stop_broker().await;
     let late = world.ticket("n1", 60_000);
+    // Tickets count in milliseconds: one of the gateway's first is not older than it.
+    let made = Instant::now();
+    eventually("some milliseconds have passed", || {
+        made.elapsed() > Duration::from_millis(5)
+    })
+    .await;
     gateway.stop().await;
     eventually("the agent sees the end of its link", || agent.has_ended()).await;
     let gateway = world.start_gateway().await;
