@@ -251,7 +251,7 @@ fn root_in_the_container_is_its_user() {
         (&"inside-root".into(), &"alice".into())
     );
     session
-        .ssh(["setpriv --reuid=5 --regid=5 --clear-groups /.carrel/bin/carrel show"])
+        .ssh(["HOME=/ setpriv --reuid=5 --regid=5 --clear-groups /.carrel/bin/carrel show"])
         .run()
         .fails(5, &["is for the user of job"]);
     session.ssh(["carrel stop"]).run();
