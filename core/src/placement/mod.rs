@@ -107,12 +107,14 @@ fn choose(mut fitting: Vec<Candidate<'_>>, request: &ResourceRequest) -> Option<
         for (at, candidate) in fitting.iter().enumerate() {
             kinds.entry(candidate.models()).or_default().push(at);
         }
-        // Of each kind of GPU as many of the best as are needed.
+        // Of each kind of GPU as many of the best as are needed, and the equals of the last.
         let enough = |kind: Vec<usize>| {
-            let mut left = nodes;
+            let (mut left, mut last) = (nodes, None);
             let taken = kind.into_iter().take_while(|at| {
-                let needed = left > 0;
-                left = left.saturating_sub(fitting[*at].alike.count());
+                let candidate = &fitting[*at];
+                let needed = left > 0 || last == Some(candidate.rank());
+                left = left.saturating_sub(candidate.alike.count());
+                last = Some(candidate.rank());
                 needed
             });
             let taken: Vec<usize> = taken.collect();
