@@ -45,7 +45,7 @@ impl GatewaysFile {
     }
 
     /// Keeps these, if they are others than before. Blocks for a moment; a failure is tried again with the
-    /// next change.
+    /// next word of the broker.
     pub fn keep(&mut self, gateways: &[GatewayEndpoint]) {
         if gateways == self.written {
             return;

@@ -184,13 +184,9 @@ pub(super) fn find_place(
     needs: Needs<'_>,
     kept_on: &[NodeName],
 ) -> Result<Allocation, WhyNot> {
-    let kept = (!kept_on.is_empty() && needs.request.nodes == 1)
-        .then(|| place(&state.hosts.only(kept_on), needs, Assume::Now).ok())
-        .flatten();
-    let parts = match kept {
-        Some(parts) => parts,
-        None => place(&state.hosts, needs, Assume::Now)?,
-    };
+    let kept = state.hosts.only(kept_on);
+    let there = needs.request.nodes == 1 && fits(&kept, needs, Assume::Now);
+    let parts = place(if there { &kept } else { &state.hosts }, needs, Assume::Now)?;
     let held = parts.iter().filter_map(|part| {
         let node = state.nodes.get(&part.node)?;
         Some(part.allocation(&node.inventory, needs.request))

@@ -19,7 +19,7 @@ pub struct Room {
     pub cpus: u32,
     /// Memory that nobody holds, bytes.
     pub memory_bytes: u64,
-    /// Why nothing is placed on it: "node is down"; none: it is.
+    /// Why nothing is placed on it, after "node is": "down"; none: it is.
     pub unavailable: Option<String>,
 }
 
