@@ -19,16 +19,22 @@ pub fn draw(node: &v1::Node, job: impl Fn(u64) -> String) -> String {
         Ok(_) => return format!("{title}, no GPUs: {note}\n"),
         Err(error) => return format!("{title}, which told of its GPUs what cannot be: {error}\n"),
     };
-    let holders = node.gpu_jobs.iter().copied().chain(std::iter::repeat(0));
+    let holders = node.gpu_holders.iter().map(|gpu| gpu.holders.as_slice());
+    let holders = holders.chain(std::iter::repeat(&[][..]));
     let held = inventory
         .gpus
         .iter()
         .zip(holders)
-        .map(|(gpu, holder)| match (holder, &gpu.drained) {
-            (0, Some(reason)) => format!("drained: {reason}"),
-            (0, None) if gpu.mig_enabled => "cut into slices".to_owned(),
-            (0, None) => "free".to_owned(),
-            (holder, _) => job(holder),
+        .map(|(gpu, holders)| match (holders, &gpu.drained) {
+            ([], Some(reason)) => format!("drained: {reason}"),
+            ([], None) => "free".to_owned(),
+            (holders, _) => {
+                let text = |holder: &v1::GpuHolder| match holder.slice.as_str() {
+                    "" => job(holder.job),
+                    slice => format!("{} ({slice})", job(holder.job)),
+                };
+                holders.iter().map(text).collect::<Vec<_>>().join(", ")
+            }
         });
     let mut header = vec![String::new()];
     header.extend(inventory.gpus.iter().map(|gpu| format!("GPU{}", gpu.index)));
@@ -145,6 +151,17 @@ fn islands(inventory: &Inventory) -> String {
 mod tests {
     use super::*;
 
+    /// All of a GPU, by a job; 0: it is free.
+    fn held(job: u64) -> v1::GpuHolders {
+        let holder = v1::GpuHolder {
+            job,
+            ..Default::default()
+        };
+        v1::GpuHolders {
+            holders: (job > 0).then_some(holder).into_iter().collect(),
+        }
+    }
+
     fn node(links: &str, gpus: usize, holders: &[u64]) -> v1::Node {
         let links: Vec<Link> = links
             .split_whitespace()
@@ -158,7 +175,8 @@ mod tests {
             pci_address: String::new(),
             numa_node: Some(index as u32 / 2),
             minor: None,
-            mig_enabled: false,
+            mig: None,
+            sharing: None,
             drained: (index == 3).then(|| "fell off".into()),
             cpu_affinity: "0-7".into(),
             nvlink_version: 3,
@@ -177,7 +195,7 @@ mod tests {
             name: "n1".into(),
             state: "MIXED".into(),
             inventory: Some((&inventory).into()),
-            gpu_jobs: holders.to_vec(),
+            gpu_holders: holders.iter().map(|job| held(*job)).collect(),
             ..v1::Node::default()
         }
     }

@@ -54,6 +54,10 @@ pub struct Gpu {
     uuid: String,
     index: u32,
     model: String,
+    /// What of it; null: all of it.
+    slice: Option<String>,
+    /// "exclusive", "mig", "mps", "cooperative".
+    isolation: String,
 }
 
 /// What a job asked for on each node.
@@ -120,8 +124,31 @@ pub struct NodeGpu {
     /// To each GPU of the node, in their order; none to itself.
     links: Vec<Option<String>>,
     mig_enabled: bool,
+    /// Slices that it is cut into.
+    mig_instances: Vec<MigInstance>,
+    /// How jobs may share it: "time-slice", "mps"; null: they may not.
+    sharing: Option<&'static str>,
     drained: Option<String>,
-    job: Option<u64>,
+    /// Who holds what of it.
+    holders: Vec<GpuHolder>,
+}
+
+/// A MIG slice that there is.
+#[derive(Debug, Serialize)]
+pub struct MigInstance {
+    profile: String,
+    /// First of its memory slices.
+    start: u32,
+    uuid: String,
+}
+
+/// Who holds what of a GPU.
+#[derive(Debug, Serialize)]
+pub struct GpuHolder {
+    job: u64,
+    /// Null: all of it.
+    slice: Option<String>,
+    isolation: String,
 }
 
 /// What nodes run and no record knows.
@@ -372,6 +399,8 @@ impl From<v1::NodeAllocation> for NodeAllocation {
             uuid: g.uuid,
             index: g.index,
             model: g.model,
+            slice: some(g.slice),
+            isolation: g.isolation,
         });
         Self {
             node: held.node,
@@ -421,7 +450,8 @@ impl From<v1::Session> for Session {
 impl From<v1::Node> for Node {
     fn from(node: v1::Node) -> Self {
         let inventory = node.inventory.unwrap_or_default();
-        let holders = node.gpu_jobs.into_iter().chain(std::iter::repeat(0));
+        let holders = node.gpu_holders.into_iter().map(|gpu| gpu.holders);
+        let holders = holders.chain(std::iter::repeat(Vec::new()));
         let links = crate::topology::links(&inventory);
         let gpus: Vec<NodeGpu> = inventory
             .gpus
@@ -440,7 +470,7 @@ impl From<v1::Node> for Node {
             gpus_total: gpus.len(),
             gpus_free: gpus
                 .iter()
-                .filter(|g| g.job.is_none() && g.drained.is_none())
+                .filter(|g| g.holders.is_empty() && g.drained.is_none())
                 .count(),
             gpus,
             cpus: inventory.cpus,
@@ -459,8 +489,33 @@ impl From<v1::Node> for Node {
     }
 }
 
-impl From<(v1::GpuInfo, u64)> for NodeGpu {
-    fn from((gpu, job): (v1::GpuInfo, u64)) -> Self {
+impl From<v1::GpuHolder> for GpuHolder {
+    fn from(holder: v1::GpuHolder) -> Self {
+        Self {
+            job: holder.job,
+            slice: some(holder.slice),
+            isolation: holder.isolation,
+        }
+    }
+}
+
+impl From<v1::MigInstance> for MigInstance {
+    fn from(instance: v1::MigInstance) -> Self {
+        Self {
+            profile: instance.profile,
+            start: instance.start,
+            uuid: instance.uuid,
+        }
+    }
+}
+
+impl From<(v1::GpuInfo, Vec<v1::GpuHolder>)> for NodeGpu {
+    fn from((gpu, holders): (v1::GpuInfo, Vec<v1::GpuHolder>)) -> Self {
+        let sharing = match gpu.sharing() {
+            v1::Sharing::Unspecified => None,
+            v1::Sharing::TimeSlice => Some("time-slice"),
+            v1::Sharing::Mps => Some("mps"),
+        };
         Self {
             uuid: gpu.uuid,
             index: gpu.index,
@@ -470,9 +525,16 @@ impl From<(v1::GpuInfo, u64)> for NodeGpu {
             numa_node: gpu.numa_node,
             cpu_affinity: some(gpu.cpu_affinity),
             links: Vec::new(),
-            mig_enabled: gpu.mig_enabled,
+            mig_enabled: gpu.mig.is_some(),
+            mig_instances: gpu
+                .mig
+                .into_iter()
+                .flat_map(|mig| mig.instances)
+                .map(Into::into)
+                .collect(),
+            sharing,
             drained: some(gpu.drained),
-            job: (job > 0).then_some(job),
+            holders: holders.into_iter().map(Into::into).collect(),
         }
     }
 }
@@ -604,6 +666,7 @@ mod tests {
                     uuid: "GPU-1".into(),
                     index: 3,
                     model: "NVIDIA H100".into(),
+                    ..v1::Gpu::default()
                 }],
                 cpus: 8,
                 memory_bytes: 1 << 30,
@@ -640,14 +703,22 @@ mod tests {
                 gpus: vec![gpu(0, ""), gpu(1, "ECC"), gpu(2, "")],
                 ..Default::default()
             }),
-            gpu_jobs: vec![9, 0],
+            gpu_holders: vec![
+                v1::GpuHolders {
+                    holders: vec![v1::GpuHolder {
+                        job: 9,
+                        ..Default::default()
+                    }],
+                },
+                v1::GpuHolders::default(),
+            ],
             ..Default::default()
         };
         let json = serde_json::to_value(Node::from(node)).unwrap();
         assert_eq!((&json["gpus_total"], &json["gpus_free"]), (&3.into(), &1.into()));
         assert_eq!(
-            (&json["gpus"][0]["job"], &json["gpus"][2]["job"]),
-            (&9.into(), &serde_json::Value::Null)
+            (&json["gpus"][0]["holders"][0]["job"], &json["gpus"][2]["holders"]),
+            (&9.into(), &serde_json::json!([]))
         );
     }
 }

@@ -30,7 +30,7 @@ pub async fn look(nvml: &NvmlSource, runtime: &Runtime) -> Result<Inventory> {
     inventory.no_root = runtime.no_root().unwrap_or_default().to_owned();
     for gpu in &mut inventory.gpus {
         if gpu.drained.is_none()
-            && !gpu.mig_enabled
+            && gpu.mig.is_none()
             && let Err(error) = runtime.gpu_environment(std::slice::from_ref(gpu)).await
         {
             gpu.drained = Some(format!("containers cannot be given it: {error:#}"));

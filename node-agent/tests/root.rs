@@ -246,7 +246,7 @@ fn carrel_init_keeps_root_and_tries_the_fence() {
                 spec.command = None;
                 spec.gpus = vec![described_gpu(5)];
                 spec.others = vec![described_gpu(6)];
-                spec.record.gpus = spec.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
+                spec.record.gpus = spec.gpus.iter().map(|gpu| gpu.uuid.clone().into()).collect();
                 let config = |root| InitConfig {
                     job: number,
                     identity: Some(root_inside(&spec.identity, false)),

@@ -434,7 +434,7 @@ fn a_fence_that_leaks_fails_the_start() {
                 spec.command = None;
                 spec.gpus = vec![described_gpu(5)];
                 spec.others = vec![described_gpu(6)];
-                spec.record.gpus = spec.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
+                spec.record.gpus = spec.gpus.iter().map(|gpu| gpu.uuid.clone().into()).collect();
                 spec.init_config = prost::Message::encode_to_vec(&carrel_proto::v1::InitConfig {
                     job: number,
                     identity: Some(spec.identity.clone()),
@@ -499,7 +499,7 @@ fn only_the_jobs_gpus_are_in_the_container() {
                 "busybox ls /dev | busybox grep nvidia; echo x > /dev/nvidia5 && echo \"$CUDA_VISIBLE_DEVICES\"; busybox mknod /n c 195 0 2>&1",
             );
             spec.gpus = vec![described_gpu(5), described_gpu(2)];
-            spec.record.gpus = spec.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
+            spec.record.gpus = spec.gpus.iter().map(|gpu| gpu.uuid.clone().into()).collect();
             let (_, output) = rig.run(&spec).await;
             let uuids = "GPU-00000005-1111-2222-3333-444444444444,GPU-00000002-1111-2222-3333-444444444444";
             assert!(

@@ -77,7 +77,8 @@ fn cluster(nodes: usize) -> Hosts {
         pci_address: String::new(),
         numa_node: Some(index / 4),
         minor: Some(index),
-        mig_enabled: false,
+        mig: None,
+        sharing: None,
         drained: None,
         cpu_affinity: String::new(),
         nvlink_version: 4,
@@ -116,10 +117,10 @@ fn request(random: &mut SmallRng) -> ResourceRequest {
             1
         },
         gpus_per_node: gpus,
-        gpu_model: String::new(),
         nvlink: gpus > 1,
         cpus_per_node: gpus * random.random_range(4..=16),
         memory_bytes_per_node: u64::from(gpus * random.random_range(16..=128)) << 30,
+        ..ResourceRequest::default()
     }
 }
 

@@ -129,7 +129,8 @@ fn inventory(topology: &Topology) -> Inventory {
         pci_address: String::new(),
         numa_node: topology.numa_affinity.get(index).copied().flatten(),
         minor: Some(index as u32),
-        mig_enabled: false,
+        mig: None,
+        sharing: None,
         drained: None,
         cpu_affinity: topology.cpu_affinity.get(index).cloned().unwrap_or_default(),
         nvlink_version: NVLINK_VERSION,
@@ -175,6 +176,7 @@ fn churn(inventory: &Inventory, seed: u64) -> anyhow::Result<BTreeMap<u32, Got>>
             nvlink: false,
             cpus_per_node: 1,
             memory_bytes_per_node: 1,
+            ..ResourceRequest::default()
         };
         let room = Room {
             gpus: free,

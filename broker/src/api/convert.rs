@@ -3,19 +3,17 @@
 use carrel_core::broker::{
     State, node_state, node_view, queue_position, rank_detail, session_state, state_reason,
 };
+use carrel_core::model::gpu_unit::{GpuUnit, Isolation, Slice};
 use carrel_core::model::ids::{JobId, NodeName, UserName};
 use carrel_core::model::job::{Job, JobState, Phase, Placed};
 use carrel_core::model::node::ObservedJob;
-use carrel_core::model::resources::NodeAllocation;
+use carrel_core::model::resources::{NodeAllocation, UnitRequest};
 use carrel_core::model::session::{Session, Share};
 use carrel_core::model::time::Timestamp;
 use carrel_core::model::user::{ApiToken, Role, User};
 use carrel_proto::v1;
 
 use crate::store::AuditRow;
-
-/// The class of isolation that whole GPUs have.
-const EXCLUSIVE: &str = "exclusive";
 
 /// A session with its live or last job, for a user.
 pub fn session(state: &State, session: &Session, to: &UserName) -> v1::Session {
@@ -97,11 +95,9 @@ pub fn job(state: &State, job: &Job, position: Option<usize>) -> v1::Job {
         image: session
             .map(|session| session.spec.image.clone())
             .unwrap_or_default(),
-        isolation: if job.request.gpus_per_node > 0 {
-            EXCLUSIVE.to_owned()
-        } else {
-            String::new()
-        },
+        isolation: isolation(job)
+            .map(|class| class.name().to_owned())
+            .unwrap_or_default(),
     }
 }
 
@@ -130,15 +126,33 @@ fn allocation(state: &State, job: &Job, placed: &Placed) -> Vec<v1::NodeAllocati
     placed.allocation.nodes.iter().enumerate().map(part).collect()
 }
 
+/// The weakest isolation class of what a job holds; of what it asks for, as far as that says, until it does.
+fn isolation(job: &Job) -> Option<Isolation> {
+    let held = job.last_placed().map(|placed| {
+        let units = placed.allocation.nodes.iter().flat_map(|part| &part.gpus);
+        units.map(|unit| unit.slice.isolation()).min()
+    });
+    let asked = || match &job.request.unit {
+        _ if job.request.gpus_per_node == 0 => None,
+        UnitRequest::Whole => Some(Isolation::Exclusive),
+        UnitRequest::Mig(_) => Some(Isolation::Mig),
+        UnitRequest::Least => None,
+        UnitRequest::Share { sharing, .. } => sharing.map(Into::into),
+    };
+    held.unwrap_or_else(asked)
+}
+
 /// Index and model are those of the node's inventory as it is now.
 fn gpus(state: &State, part: &NodeAllocation) -> Vec<v1::Gpu> {
     let inventory = state.nodes.get(&part.node).map(|node| &node.inventory);
-    let gpu = |uuid: &carrel_core::model::ids::GpuUuid| {
-        let info = inventory.and_then(|inventory| inventory.gpus.iter().find(|gpu| gpu.uuid == *uuid));
+    let gpu = |unit: &GpuUnit| {
+        let info = inventory.and_then(|inventory| inventory.gpus.iter().find(|gpu| gpu.uuid == unit.gpu));
         v1::Gpu {
-            uuid: uuid.to_string(),
+            uuid: unit.gpu.to_string(),
             index: info.map_or(0, |info| info.index),
             model: info.map(|info| info.model.clone()).unwrap_or_default(),
+            slice: unit.slice.to_string(),
+            isolation: unit.slice.isolation().name().to_owned(),
         }
     };
     part.gpus.iter().map(gpu).collect()
@@ -155,17 +169,24 @@ pub fn node(state: &State, name: &NodeName) -> v1::Node {
         state: word.to_owned(),
         reason,
         inventory: record.map(|record| (&record.inventory).into()),
-        gpu_jobs: view
-            .gpu_jobs
-            .into_iter()
-            .map(|job| job.map_or(0, |id: JobId| id.0))
-            .collect(),
+        gpu_holders: view.gpu_jobs.into_iter().map(holders).collect(),
         cpus_held: u32::try_from(view.cpus).unwrap_or(u32::MAX),
         memory_held: view.memory,
         last_contact_ms: link.map_or(0, |link| link.last_contact.millis()),
         version: record.map(|record| record.version.clone()).unwrap_or_default(),
         unknown: view.unknown.iter().map(unknown).collect(),
         images: record.map(|record| record.images.clone()).unwrap_or_default(),
+    }
+}
+
+fn holders(jobs: Vec<(JobId, Slice)>) -> v1::GpuHolders {
+    let holder = |(job, slice): (JobId, Slice)| v1::GpuHolder {
+        job: job.0,
+        isolation: slice.isolation().name().to_owned(),
+        slice: slice.to_string(),
+    };
+    v1::GpuHolders {
+        holders: jobs.into_iter().map(holder).collect(),
     }
 }
 

@@ -124,6 +124,7 @@ mod tests {
             nvlink: false,
             cpus_per_node: 1,
             memory_bytes_per_node: 1,
+            ..ResourceRequest::default()
         };
         let spec = SessionSpec {
             request,

@@ -184,7 +184,7 @@ impl Agent {
             session: job.session,
             phase: phase.into(),
             detail: detail.into(),
-            gpu_uuids: job.gpu_uuids.clone(),
+            gpus: job.gpus.clone(),
             cpus: job.cpus,
             memory_bytes: job.memory_bytes,
             name: job.name.clone(),

@@ -36,7 +36,7 @@ fn runs(agent: &mut Agent, cluster: &str, user: &str) {
         session: 7,
         phase: v1::ObservedPhase::Ready.into(),
         host_public_key: "ssh-ed25519 AAAA".into(),
-        gpu_uuids: vec!["GPU-n1-0".into()],
+        gpus: vec!["GPU-n1-0".into()],
         cpus: 2,
         memory_bytes: 1 << 30,
         user: user.into(),

@@ -48,7 +48,7 @@ async fn a_certificate_is_renewed_and_a_removed_node_is_cut_off() {
         .expect("listed")
         .into_inner()
         .nodes;
-    assert_eq!((nodes[0].state.as_str(), nodes[0].gpu_jobs.len()), ("IDLE", 8));
+    assert_eq!((nodes[0].state.as_str(), nodes[0].gpu_holders.len()), ("IDLE", 8));
 
     // The answer to a renewal may be lost: the old certificate is good until the new one is renewed.
     let (key, csr_der) = request();

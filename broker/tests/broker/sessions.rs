@@ -94,7 +94,7 @@ async fn a_session_opens_runs_gives_tickets_and_ends() {
     let job = desired.jobs[0].clone();
     let identity = job.identity.clone().expect("an identity");
     assert_eq!(
-        (identity.name.as_str(), identity.uid, job.gpu_uuids.len()),
+        (identity.name.as_str(), identity.uid, job.gpus.len()),
         ("root", 0, 4)
     );
     let stream = v1::OpenStreamRequest {

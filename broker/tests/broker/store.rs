@@ -29,6 +29,7 @@ fn request() -> ResourceRequest {
         nvlink: true,
         cpus_per_node: 4,
         memory_bytes_per_node: u64::MAX,
+        ..ResourceRequest::default()
     }
 }
 

@@ -100,12 +100,13 @@ fn row(node: &v1::Node) -> [String; 6] {
 
 /// "4/8 H100 80GB HBM3"; models in turn where there are several.
 fn gpus(node: &v1::Node, inventory: &v1::Inventory) -> String {
-    let holders = node.gpu_jobs.iter().copied().chain(std::iter::repeat(0));
+    let held = node.gpu_holders.iter().map(|gpu| !gpu.holders.is_empty());
+    let held = held.chain(std::iter::repeat(false));
     let mut models: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
-    for (gpu, job) in inventory.gpus.iter().zip(holders) {
+    for (gpu, held) in inventory.gpus.iter().zip(held) {
         let (free, total) = models.entry(gpu.model.trim_start_matches("NVIDIA ")).or_default();
         *total += 1;
-        *free += usize::from(job == 0 && gpu.drained.is_empty());
+        *free += usize::from(!held && gpu.drained.is_empty());
     }
     if models.is_empty() {
         return "none".into();

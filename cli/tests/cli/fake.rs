@@ -59,6 +59,8 @@ impl World {
                 uuid: format!("GPU-{index}"),
                 index,
                 model: "NVIDIA H100 80GB HBM3".into(),
+                isolation: "exclusive".into(),
+                ..v1::Gpu::default()
             };
             job.started_ms = Some(1_767_225_601_000);
             job.nodes = vec![v1::NodeAllocation {

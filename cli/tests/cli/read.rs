@@ -28,7 +28,17 @@ fn node() -> v1::Node {
             gpus: (0..8).map(gpu).collect(),
             ..Default::default()
         }),
-        gpu_jobs: vec![17, 17, 17, 17, 0, 0, 0, 0],
+        gpu_holders: [17, 17, 17, 17, 0, 0, 0, 0]
+            .map(|job| v1::GpuHolders {
+                holders: (job > 0)
+                    .then_some(v1::GpuHolder {
+                        job,
+                        ..Default::default()
+                    })
+                    .into_iter()
+                    .collect(),
+            })
+            .to_vec(),
         cpus_held: 32,
         memory_held: 256 << 30,
         ..Default::default()

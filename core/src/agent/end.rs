@@ -147,7 +147,13 @@ impl Agent {
             if let Some((since, why)) = stuck
                 && now.boot_ms.saturating_sub(since) >= DRAIN_AFTER_MS
             {
-                drained.extend(entry.holding.gpus.iter().map(|gpu| (gpu.clone(), why.clone())));
+                drained.extend(
+                    entry
+                        .holding
+                        .gpus
+                        .iter()
+                        .map(|unit| (unit.gpu.clone(), why.clone())),
+                );
             }
         }
         if self.drained != drained {

@@ -31,6 +31,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::model::gpu::Inventory;
+use crate::model::gpu_unit::GpuUnit;
 use crate::model::ids::{
     ClusterId, Generation, GpuUuid, Incarnation, JobId, JobKey, NodeName, SessionId, UserName,
 };
@@ -96,8 +97,8 @@ pub struct Holding {
     pub user: Option<UserName>,
     /// Cluster that started it.
     pub cluster: ClusterId,
-    /// Whole GPUs.
-    pub gpus: Vec<GpuUuid>,
+    /// GPU units.
+    pub gpus: Vec<GpuUnit>,
     /// Hardware threads.
     pub cpus: u32,
     /// Memory, bytes.

@@ -1,9 +1,43 @@
 //! Starts: when everything that a job needs is free.
 
-use super::entry::Phase;
+use super::entry::{Entry, Phase};
 use super::{Action, Agent, Now, RETRY_MS, Removal};
-use crate::model::ids::{JobKey, SessionId};
+use crate::model::gpu::{GpuInfo, MigInstance, MigProfile};
+use crate::model::gpu_unit::{Slice, WHOLE_MILLI};
+use crate::model::ids::{GpuUuid, JobKey, SessionId};
 use crate::model::node::{DesiredJob, EndCause};
+
+/// Whether a GPU can be given in this way.
+fn can_be(gpu: &GpuInfo, slice: &Slice) -> Result<(), String> {
+    let index = gpu.index;
+    match (slice, &gpu.mig) {
+        (Slice::Whole, None) => Ok(()),
+        (Slice::Whole, Some(_)) => Err(format!("GPU {index} is in MIG mode and is not given as a whole")),
+        (Slice::Share { sharing, .. }, _) if gpu.mig.is_some() || gpu.sharing != Some(*sharing) => {
+            Err(format!("GPU {index} is not shared by {}", sharing.name()))
+        }
+        (Slice::Share { .. }, _) => Ok(()),
+        (Slice::Mig { profile, .. }, None) => Err(format!(
+            "GPU {index} is not in MIG mode, and has no slice {profile}"
+        )),
+        (Slice::Mig { profile, start, .. }, Some(mig)) => {
+            let there = |instance: &&MigInstance| instance.profile == *profile && instance.start == *start;
+            if mig.instances.iter().any(|instance| there(&instance)) {
+                return Ok(());
+            }
+            if !mig.recut {
+                return Err(format!(
+                    "GPU {index} has no slice {slice}, and this node's configuration does not let it be cut anew"
+                ));
+            }
+            let offered = |offer: &&MigProfile| offer.name == *profile && offer.starts.contains(start);
+            match mig.profiles.iter().find(offered) {
+                Some(_) => Ok(()),
+                None => Err(format!("GPU {index} cannot be cut into {slice}")),
+            }
+        }
+    }
+}
 
 /// Why a job is not started.
 enum WhyNot {
@@ -75,14 +109,17 @@ impl Agent {
                 .filter(|(key, entry)| **key != job.key && entry.phase.holds());
             held.map(|(key, entry)| (*key, entry))
         };
-        for gpu in self
-            .inventory
-            .gpus
-            .iter()
-            .filter(|gpu| job.gpus.contains(&gpu.uuid))
-        {
-            if let Some((other, _)) = others().find(|(_, entry)| entry.holding.gpus.contains(&gpu.uuid)) {
-                let why = format!("waits for job {} to release GPU {}", other.job, gpu.index);
+        for unit in &job.gpus {
+            let held = |entry: &Entry| entry.holding.gpus.iter().any(|held| held.excludes(unit));
+            let overdrawn = |entry: &Entry| entry.holding.gpus.iter().any(|held| held.gpu == unit.gpu);
+            let there = others().flat_map(|(_, entry)| &entry.holding.gpus);
+            let there = there.filter(|held| held.gpu == unit.gpu).chain([unit]);
+            let shares: u32 = there.map(|held| held.slice.share_milli()).sum();
+            let too_many = shares > u32::from(WHOLE_MILLI);
+            let in_the_way = others().find(|(_, entry)| held(entry) || too_many && overdrawn(entry));
+            if let Some((other, _)) = in_the_way {
+                let gpu = self.index_of(&unit.gpu);
+                let why = format!("waits for job {} to release GPU {gpu}", other.job);
                 return Err(WhyNot::Wait(why));
             }
         }
@@ -115,22 +152,17 @@ impl Agent {
 
     /// Whether the node, empty, could hold it.
     fn fits(&self, job: &DesiredJob) -> Result<(), String> {
-        for (n, uuid) in job.gpus.iter().enumerate() {
-            if job.gpus[..n].contains(uuid) {
-                return Err(format!("GPU {uuid} is asked for twice"));
+        for (n, unit) in job.gpus.iter().enumerate() {
+            if job.gpus[..n].iter().any(|other| other.excludes(unit)) {
+                return Err(format!("GPU {unit} is asked for twice"));
             }
-            let Some(gpu) = self.inventory.gpus.iter().find(|gpu| gpu.uuid == *uuid) else {
-                return Err(format!("this node has no GPU {uuid}"));
+            let Some(gpu) = self.inventory.gpus.iter().find(|gpu| gpu.uuid == unit.gpu) else {
+                return Err(format!("this node has no GPU {}", unit.gpu));
             };
             if let Some(reason) = &gpu.drained {
                 return Err(format!("GPU {} is drained: {reason}", gpu.index));
             }
-            if gpu.mig_enabled {
-                return Err(format!(
-                    "GPU {} is in MIG mode and is not given as a whole",
-                    gpu.index
-                ));
-            }
+            can_be(gpu, &unit.slice)?;
         }
         if job.cpus > self.inventory.cpus {
             return Err(format!(
@@ -145,6 +177,12 @@ impl Agent {
             ));
         }
         Ok(())
+    }
+
+    /// The driver's index of a GPU, for people; its UUID where it is not there.
+    fn index_of(&self, uuid: &GpuUuid) -> String {
+        let known = self.inventory.gpus.iter().find(|gpu| gpu.uuid == *uuid);
+        known.map_or_else(|| uuid.to_string(), |gpu| gpu.index.to_string())
     }
 
     /// "job 3, job 4 to release CPUs".

@@ -48,8 +48,8 @@ pub(super) fn session_subject(session: &Session) -> String {
 pub(super) fn units(placed: &Placed) -> String {
     let parts = placed.allocation.nodes.iter().map(|part| {
         let mut text = format!("{}: ", part.node);
-        for gpu in &part.gpus {
-            text.push_str(gpu.as_str());
+        for unit in &part.gpus {
+            text.push_str(&unit.to_string());
             text.push(' ');
         }
         text + &format!("{} CPUs {} MiB", part.cpus, part.memory_bytes >> 20)

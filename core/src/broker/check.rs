@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use thiserror::Error;
 
 use super::state::State;
+use crate::model::gpu_unit::{GpuUnit, WHOLE_MILLI};
 use crate::model::ids::{GpuUuid, JobId, NodeName, SessionId};
 use crate::model::job::Phase;
 
@@ -67,7 +68,7 @@ pub enum Violation {
 /// Recomputes everything from the jobs and sessions alone.
 pub fn check(state: &State) -> Vec<Violation> {
     let mut found = Vec::new();
-    let mut gpus: BTreeMap<(NodeName, GpuUuid), JobId> = BTreeMap::new();
+    let mut gpus: BTreeMap<NodeName, Vec<(GpuUnit, JobId)>> = BTreeMap::new();
     let mut sizes: BTreeMap<NodeName, (u64, u64)> = BTreeMap::new();
     let mut pending = BTreeSet::new();
     let mut deadlines = BTreeSet::new();
@@ -96,16 +97,20 @@ pub fn check(state: &State) -> Vec<Violation> {
             .zip(&placed.ranks)
             .filter(|(_, rank)| !rank.released)
         {
-            for gpu in &part.gpus {
-                if let Some(first) = gpus.insert((part.node.clone(), gpu.clone()), job.id) {
-                    let (node, gpu) = (part.node.clone(), gpu.clone());
+            let held = gpus.entry(part.node.clone()).or_default();
+            for unit in &part.gpus {
+                let of_it = held.iter().filter(|(other, _)| other.gpu == unit.gpu);
+                let shares: u32 = of_it.clone().map(|(other, _)| other.slice.share_milli()).sum();
+                let too_many = shares + unit.slice.share_milli() > u32::from(WHOLE_MILLI);
+                if let Some((_, first)) = of_it.clone().find(|(other, _)| too_many || other.excludes(unit)) {
                     found.push(Violation::GpuHeldTwice {
-                        node,
-                        gpu,
-                        first,
+                        node: part.node.clone(),
+                        gpu: unit.gpu.clone(),
+                        first: *first,
                         second: job.id,
                     });
                 }
+                held.push((unit.clone(), job.id));
             }
             let size = sizes.entry(part.node.clone()).or_default();
             size.0 += u64::from(part.cpus);
@@ -143,8 +148,9 @@ pub fn check(state: &State) -> Vec<Violation> {
     {
         found.push(Violation::Index("free resources"));
     }
-    let indexed_gpus: usize = state.usage.values().map(|usage| usage.gpus.len()).sum();
-    if indexed_gpus != gpus.len() {
+    let indexed = state.usage.values().flat_map(|usage| usage.gpus.values());
+    let indexed_gpus: usize = indexed.map(Vec::len).sum();
+    if indexed_gpus != gpus.values().map(Vec::len).sum::<usize>() {
         found.push(Violation::Index("held GPUs"));
     }
     if !state.queue.iter().eq(pending.iter()) {

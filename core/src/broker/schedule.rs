@@ -234,7 +234,9 @@ impl State {
         let strangers: Vec<&ObservedJob> = self.strangers(name).collect();
         let held = |gpu: &GpuUuid| {
             usage.is_some_and(|usage| usage.gpus.contains_key(gpu))
-                || strangers.iter().any(|stranger| stranger.gpus.contains(gpu))
+                || strangers
+                    .iter()
+                    .any(|stranger| stranger.gpus.iter().any(|unit| unit.gpu == *gpu))
         };
         let gpus = inventory.gpus.iter().take(MAX_GPUS).enumerate();
         let free = gpus.filter(|(_, gpu)| !held(&gpu.uuid));

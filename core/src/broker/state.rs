@@ -7,6 +7,7 @@ use imbl::{OrdMap, OrdSet};
 
 use super::change::{Change, ClusterRecord};
 use super::settings::Settings;
+use crate::model::gpu_unit::{GpuUnit, Slice, WHOLE_MILLI};
 use crate::model::ids::{
     ClusterId, Generation, GpuUuid, Incarnation, JobId, JobKey, NodeName, SessionId, SessionName, UserName,
 };
@@ -75,12 +76,24 @@ pub struct State {
 /// What live jobs hold on a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeUsage {
-    /// Who holds each GPU.
-    pub gpus: BTreeMap<GpuUuid, JobKey>,
+    /// Who holds what of each GPU of which something is held.
+    pub gpus: BTreeMap<GpuUuid, Vec<(JobKey, Slice)>>,
     /// Hardware threads held.
     pub cpus: u64,
     /// Bytes of memory held.
     pub memory: u64,
+}
+
+impl NodeUsage {
+    /// Who holds something that keeps a GPU unit from being held as well.
+    pub fn in_the_way(&self, unit: &GpuUnit) -> Option<JobKey> {
+        let held = self.gpus.get(&unit.gpu)?;
+        let other = held.iter().find(|(_, slice)| slice.excludes(&unit.slice));
+        let shares = held.iter().map(|(_, slice)| slice).chain([&unit.slice]);
+        let too_many = shares.map(Slice::share_milli).sum::<u32>() > u32::from(WHOLE_MILLI);
+        let other = other.or_else(|| held.first().filter(|_| too_many));
+        other.map(|(key, _)| *key)
+    }
 }
 
 /// Contact with a node since the broker's start.
@@ -309,12 +322,20 @@ impl State {
                         .map(|usage| (**usage).clone())
                         .unwrap_or_default();
                     if add {
-                        usage.gpus.extend(part.gpus.iter().map(|gpu| (gpu.clone(), key)));
+                        for unit in &part.gpus {
+                            let held = usage.gpus.entry(unit.gpu.clone()).or_default();
+                            held.push((key, unit.slice.clone()));
+                        }
                         usage.cpus += u64::from(part.cpus);
                         usage.memory += part.memory_bytes;
                     } else {
-                        for gpu in &part.gpus {
-                            usage.gpus.remove(gpu);
+                        for unit in &part.gpus {
+                            if let Some(held) = usage.gpus.get_mut(&unit.gpu) {
+                                held.retain(|(holder, _)| *holder != key);
+                                if held.is_empty() {
+                                    usage.gpus.remove(&unit.gpu);
+                                }
+                            }
                         }
                         usage.cpus -= u64::from(part.cpus);
                         usage.memory -= part.memory_bytes;

@@ -4,7 +4,8 @@ use super::found::found_on;
 use super::schedule::{find_place, fits_when_free, summary};
 use super::state::{NodeUsage, State};
 use crate::model::gpu::Inventory;
-use crate::model::ids::{JobId, NodeName};
+use crate::model::gpu_unit::Slice;
+use crate::model::ids::{GpuUuid, JobId, NodeName};
 use crate::model::job::{Job, JobState, Phase, RankStatus};
 use crate::model::node::ObservedJob;
 use crate::model::session::{Session, SessionState};
@@ -118,8 +119,8 @@ fn is_full(inventory: &Inventory, usage: &NodeUsage) -> bool {
 /// Who holds what on a node.
 #[derive(Clone, Debug, Default)]
 pub struct NodeView {
-    /// The job on each GPU, in the inventory's order.
-    pub gpu_jobs: Vec<Option<JobId>>,
+    /// The jobs on each GPU and what they hold of it, in the inventory's order.
+    pub gpu_jobs: Vec<Vec<(JobId, Slice)>>,
     /// Hardware threads held.
     pub cpus: u64,
     /// Bytes of memory held.
@@ -139,17 +140,19 @@ pub fn node_view(state: &State, name: &NodeName) -> NodeView {
         .map(|usage| (**usage).clone())
         .unwrap_or_default();
     let strangers: Vec<ObservedJob> = state.strangers(name).cloned().collect();
-    let holder = |uuid| {
-        let stranger = || {
-            strangers
-                .iter()
-                .find(|job| job.gpus.contains(uuid))
-                .map(|job| job.key.job)
-        };
-        usage.gpus.get(uuid).map(|key| key.job).or_else(stranger)
+    let holders = |gpu: &GpuUuid| {
+        let ours = usage.gpus.get(gpu).into_iter().flatten();
+        let ours = ours.map(|(key, slice)| (key.job, slice.clone()));
+        let theirs = strangers.iter().flat_map(|job| {
+            let units = job.gpus.iter().filter(|unit| unit.gpu == *gpu);
+            units.map(|unit| (job.key.job, unit.slice.clone()))
+        });
+        let mut all: Vec<(JobId, Slice)> = ours.chain(theirs).collect();
+        all.sort();
+        all
     };
     NodeView {
-        gpu_jobs: node.inventory.gpus.iter().map(|gpu| holder(&gpu.uuid)).collect(),
+        gpu_jobs: node.inventory.gpus.iter().map(|gpu| holders(&gpu.uuid)).collect(),
         cpus: usage.cpus,
         memory: usage.memory,
         unknown: found_on(state, name).cloned().collect(),

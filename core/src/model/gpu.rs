@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::gpu_unit::Sharing;
 use super::ids::GpuUuid;
 use super::topology::{Link, LinkMatrix};
 
@@ -22,14 +23,62 @@ pub struct GpuInfo {
     pub numa_node: Option<u32>,
     /// N of `/dev/nvidiaN`, where the driver says.
     pub minor: Option<u32>,
-    /// MIG mode is on.
-    pub mig_enabled: bool,
+    /// MIG mode is on: it is given in slices.
+    pub mig: Option<Mig>,
+    /// The operator lets jobs share it, in this way.
+    pub sharing: Option<Sharing>,
     /// Why nothing may be placed on it.
     pub drained: Option<String>,
     /// CPUs near to it, as a kernel cpulist ("0-51,104-155"); empty: unknown.
     pub cpu_affinity: String,
     /// NVLink version (4 on Hopper); 0: none or unknown.
     pub nvlink_version: u32,
+}
+
+/// Most memory slices of a GPU: today's have 8.
+pub const MAX_MEMORY_SLICES: u8 = 32;
+
+/// A GPU in MIG mode (NVIDIA Multi-Instance GPU User Guide).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mig {
+    /// GPU instances that it can be cut into.
+    pub profiles: Vec<MigProfile>,
+    /// GPU instances that there are.
+    pub instances: Vec<MigInstance>,
+    /// The operator lets idle parts of it be cut anew.
+    pub recut: bool,
+}
+
+/// A kind of GPU instance, as the driver offers it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct MigProfile {
+    /// "1g.10gb".
+    pub name: String,
+    /// The driver's number, as `nvidia-smi mig -lgip` prints it.
+    pub id: u32,
+    /// Compute slices.
+    pub compute: u8,
+    /// Memory, bytes.
+    pub memory_bytes: u64,
+    /// Memory slices.
+    pub width: u8,
+    /// Memory slices that it may start at, in order.
+    pub starts: Vec<u8>,
+    /// Most of them on one GPU.
+    pub most: u8,
+}
+
+/// A GPU instance that there is, with one compute instance over all of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MigInstance {
+    /// The profile's name.
+    pub profile: String,
+    /// First of its memory slices.
+    pub start: u8,
+    /// Number of its memory slices.
+    pub width: u8,
+    /// UUID of its MIG device, "MIG-…".
+    pub uuid: GpuUuid,
 }
 
 /// One NIC of a host.

@@ -2,6 +2,7 @@
 
 pub mod audit;
 pub mod gpu;
+pub mod gpu_unit;
 pub mod ids;
 pub mod job;
 pub mod node;

@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::gpu::Inventory;
-use super::ids::{ClusterId, GpuUuid, Incarnation, JobKey, NodeName, SessionId, UserName};
+use super::gpu_unit::GpuUnit;
+use super::ids::{ClusterId, Incarnation, JobKey, NodeName, SessionId, UserName};
 use super::job::Containment;
 use super::session::ContainerOptions;
 use super::time::Timestamp;
@@ -92,8 +93,8 @@ pub struct ObservedJob {
     pub cause: Option<EndCause>,
     /// Exit code of process 1, or 128 + signal.
     pub exit_code: Option<i32>,
-    /// GPUs that it holds.
-    pub gpus: Vec<GpuUuid>,
+    /// GPU units that it holds.
+    pub gpus: Vec<GpuUnit>,
     /// Hardware threads that it holds.
     pub cpus: u32,
     /// Memory that it holds, bytes.
@@ -167,8 +168,8 @@ pub struct DesiredJob {
     pub owner: UserName,
     /// Image reference.
     pub image: String,
-    /// GPUs, in the order in which the container sees them.
-    pub gpus: Vec<GpuUuid>,
+    /// GPU units, in the order in which the container sees them.
+    pub gpus: Vec<GpuUnit>,
     /// Hardware threads.
     pub cpus: u32,
     /// Memory, bytes.

@@ -2,15 +2,22 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::ids::{GpuUuid, NodeName};
+use super::gpu_unit::{GpuUnit, Sharing, WHOLE_MILLI};
+use super::ids::NodeName;
 
 /// What a job asks for, on each of its nodes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ResourceRequest {
     /// Number of nodes, at least 1.
     pub nodes: u32,
-    /// Whole GPUs on each node.
+    /// GPU units on each node.
     pub gpus_per_node: u32,
+    /// What each of them is.
+    #[serde(default)]
+    pub unit: UnitRequest,
+    /// Memory that each of them has at least, bytes; 0: any.
+    #[serde(default)]
+    pub gpu_memory_bytes: u64,
     /// Model wanted, a substring of the product name as compared by [`model_matches`]; empty: any.
     pub gpu_model: String,
     /// Every pair of GPUs of a node joined by NVLink.
@@ -19,6 +26,58 @@ pub struct ResourceRequest {
     pub cpus_per_node: u32,
     /// Memory on each node, bytes, at least 1.
     pub memory_bytes_per_node: u64,
+}
+
+impl Default for ResourceRequest {
+    /// As little as can be asked for: one node, one CPU and one byte.
+    fn default() -> Self {
+        Self {
+            nodes: 1,
+            gpus_per_node: 0,
+            unit: UnitRequest::Whole,
+            gpu_memory_bytes: 0,
+            gpu_model: String::new(),
+            nvlink: false,
+            cpus_per_node: 1,
+            memory_bytes_per_node: 1,
+        }
+    }
+}
+
+/// What a job wants of a GPU.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum UnitRequest {
+    /// All of it.
+    #[default]
+    Whole,
+    /// A MIG slice of the profile of this name.
+    Mig(String),
+    /// The MIG slice or the whole GPU with the least memory that is enough.
+    Least,
+    /// A share, on GPUs that the operator lets jobs share.
+    Share {
+        /// Thousandths, 1 to 999.
+        milli: u16,
+        /// In this way; none: in any.
+        sharing: Option<Sharing>,
+    },
+}
+
+impl UnitRequest {
+    /// About how much of a GPU that is, in thousandths; what is not known before it is placed counts as a whole.
+    pub fn milli(&self) -> u16 {
+        match self {
+            Self::Whole | Self::Least => WHOLE_MILLI,
+            // A GPU has seven compute slices.
+            Self::Mig(profile) => {
+                let compute = profile
+                    .split_once('g')
+                    .and_then(|(compute, _)| compute.parse().ok());
+                compute.map_or(WHOLE_MILLI, |compute: u16| WHOLE_MILLI * compute.clamp(1, 7) / 7)
+            }
+            Self::Share { milli, .. } => *milli,
+        }
+    }
 }
 
 /// Whether a product name is of the wanted model: a case-insensitive substring,
@@ -43,8 +102,8 @@ pub fn model_matches(pattern: &str, model: &str) -> bool {
 pub struct NodeAllocation {
     /// The node.
     pub node: NodeName,
-    /// Whole GPUs, in the order in which the container sees them.
-    pub gpus: Vec<GpuUuid>,
+    /// GPU units, in the order in which the container sees them.
+    pub gpus: Vec<GpuUnit>,
     /// Hardware threads.
     pub cpus: u32,
     /// Memory, bytes.

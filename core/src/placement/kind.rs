@@ -37,7 +37,7 @@ impl HostKind {
         let placeable = gpus
             .iter()
             .enumerate()
-            .filter(|(_, gpu)| gpu.drained.is_none() && !gpu.mig_enabled);
+            .filter(|(_, gpu)| gpu.drained.is_none() && gpu.mig.is_none());
         // A matrix that is not of the GPUs' size says nothing of links: the slowest is assumed.
         let told = inventory.links.len() == inventory.gpus.len();
         let link = |a, b| {

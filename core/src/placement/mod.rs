@@ -26,7 +26,8 @@ use fit::Candidate;
 use gpu_set::positions;
 
 use crate::model::gpu::Inventory;
-use crate::model::ids::{GpuUuid, NodeName};
+use crate::model::gpu_unit::{GpuUnit, Slice};
+use crate::model::ids::NodeName;
 use crate::model::resources::{NodeAllocation, ResourceRequest};
 use crate::model::topology::Link;
 
@@ -60,7 +61,7 @@ impl Part {
         NodeAllocation {
             node: self.node.clone(),
             gpus: positions(self.gpus)
-                .filter_map(|position| Some(inventory.gpus.get(position)?.uuid.clone()))
+                .filter_map(|position| Some(inventory.gpus.get(position)?.uuid.clone().into()))
                 .collect(),
             cpus: request.cpus_per_node,
             memory_bytes: request.memory_bytes_per_node,
@@ -82,10 +83,13 @@ pub fn fits<'a>(hosts: &Hosts, needs: impl Into<Needs<'a>>, assume: Assume) -> b
     fit::fits(hosts, needs.into(), assume)
 }
 
-/// The slowest link between the GPUs of a set on one host; none for fewer than
-/// two GPUs, or when one of them is not in the inventory.
-pub fn worst_link(inventory: &Inventory, gpus: &[GpuUuid]) -> Option<Link> {
-    let position = |uuid: &GpuUuid| inventory.gpus.iter().position(|gpu| gpu.uuid == *uuid);
+/// The slowest link between the GPUs of a set on one host; none for fewer than two whole
+/// GPUs, or when one of them is not in the inventory.
+pub fn worst_link(inventory: &Inventory, gpus: &[GpuUnit]) -> Option<Link> {
+    let position = |unit: &GpuUnit| {
+        let known = inventory.gpus.iter().position(|gpu| gpu.uuid == unit.gpu);
+        known.filter(|_| unit.slice == Slice::Whole)
+    };
     let set: Vec<usize> = gpus.iter().map(position).collect::<Option<_>>()?;
     if inventory.links.len() != inventory.gpus.len() {
         return (set.len() > 1).then_some(Link::Sys);

@@ -5,6 +5,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::model::gpu::GpuInfo;
+use crate::model::ids::GpuUuid;
 use crate::model::resources::Allocation;
 use crate::model::topology::{LinkMatrix, Topology};
 
@@ -21,7 +22,8 @@ fn inventory(links: LinkMatrix, numa: &[Option<u32>], model: &str, nvlink_versio
         pci_address: format!("00000000:{position:02X}:00.0"),
         numa_node: numa[position],
         minor: Some(position as u32),
-        mig_enabled: false,
+        mig: None,
+        sharing: None,
         drained: None,
         cpu_affinity: String::new(),
         nvlink_version,
@@ -64,6 +66,7 @@ fn request(gpus: u32) -> ResourceRequest {
         nvlink: false,
         cpus_per_node: 4,
         memory_bytes_per_node: 1 << 30,
+        ..ResourceRequest::default()
     }
 }
 
@@ -140,9 +143,9 @@ fn searched(inventory: &Inventory, free: u64, request: &ResourceRequest) -> Opti
 
 fn positions_on(host: &View<'_>, request: &ResourceRequest) -> Result<Vec<usize>, WhyNot> {
     let allocation = place(std::slice::from_ref(host), request)?;
-    let position = |uuid: &GpuUuid| {
+    let position = |unit: &GpuUnit| {
         let mut gpus = host.inventory.gpus.iter();
-        gpus.position(|gpu| gpu.uuid == *uuid).expect("its own GPU")
+        gpus.position(|gpu| gpu.uuid == unit.gpu).expect("its own GPU")
     };
     Ok(allocation.nodes[0].gpus.iter().map(position).collect())
 }
@@ -203,7 +206,7 @@ fn bridged_pairs_stay_whole() {
 fn gpus_that_are_drained_cut_into_slices_or_of_another_model_are_not_placed() {
     let mut host = h100();
     host.gpus[0].drained = Some("a process would not end".into());
-    host.gpus[1].mig_enabled = true;
+    host.gpus[1].mig = Some(crate::model::gpu::Mig::default());
     assert_eq!(on_host(&host, 0xff, &request(6)).unwrap(), [2, 3, 4, 5, 6, 7]);
     let names = names(1);
     let refused = why(&[view(&names[0], &host, 0xff)], &request(7));
@@ -353,12 +356,15 @@ fn refusals_name_what_is_missing() {
 fn the_worst_link_of_an_allocation() {
     let host = dgx1();
     assert_eq!(
-        worst_link(&host, &[uuid(0), uuid(3), uuid(2)]),
+        worst_link(&host, &[uuid(0), uuid(3), uuid(2)].map(Into::into)),
         Some(Link::NvLink(1))
     );
-    assert_eq!(worst_link(&host, &[uuid(0), uuid(7)]), Some(Link::Sys));
-    assert_eq!(worst_link(&host, &[uuid(0)]), None);
-    assert_eq!(worst_link(&host, &[uuid(0), uuid(9)]), None);
+    assert_eq!(
+        worst_link(&host, &[uuid(0), uuid(7)].map(Into::into)),
+        Some(Link::Sys)
+    );
+    assert_eq!(worst_link(&host, &[uuid(0).into()]), None);
+    assert_eq!(worst_link(&host, &[uuid(0), uuid(9)].map(Into::into)), None);
 }
 
 /// A host as plain tables, for an oracle that shares no code with placement.

@@ -120,7 +120,7 @@ impl<'a> Report<'a> {
             pci_address: &gpu.pci_address,
             numa_node: gpu.numa_node,
             minor: gpu.minor,
-            mig_enabled: gpu.mig_enabled,
+            mig_enabled: gpu.mig.is_some(),
             drained: gpu.drained.as_deref(),
             cpu_affinity: &gpu.cpu_affinity,
             nvlink_version: gpu.nvlink_version,
@@ -183,7 +183,7 @@ fn text(inventory: &Inventory) -> String {
         rows.extend(inventory.gpus.iter().map(|gpu| {
             let state = match &gpu.drained {
                 Some(reason) => reason.clone(),
-                None if gpu.mig_enabled => "MIG mode: not offered as a whole GPU".to_owned(),
+                None if gpu.mig.is_some() => "MIG mode: not offered as a whole GPU".to_owned(),
                 None => "ok".to_owned(),
             };
             [

@@ -5,7 +5,7 @@ use std::ffi::c_ulong;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use carrel_core::model::gpu::{GpuInfo, Inventory};
+use carrel_core::model::gpu::{GpuInfo, Inventory, Mig};
 use carrel_core::model::ids::GpuUuid;
 use carrel_core::model::topology::Link;
 use nvml_wrapper::enum_wrappers::device::{P2pCapabilitiesIndex, P2pStatus, TopologyLevel};
@@ -254,9 +254,11 @@ impl Library {
             memory_bytes,
             numa_node: numa_node(&device).or_else(|| sysfs.numa_node(&pci_address)),
             minor: device.minor_number().ok(),
-            mig_enabled: device
+            mig: device
                 .mig_mode()
-                .is_ok_and(|mode| mode.current == sys::NVML_DEVICE_MIG_ENABLE),
+                .is_ok_and(|mode| mode.current == sys::NVML_DEVICE_MIG_ENABLE)
+                .then(Mig::default),
+            sharing: None,
             drained,
             cpu_affinity: cpu_affinity(&device).unwrap_or_else(|| sysfs.cpu_list(&pci_address)),
             nvlink_version: 0,

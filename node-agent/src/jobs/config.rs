@@ -4,7 +4,8 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use carrel_core::model::gpu::{GpuInfo, Inventory};
-use carrel_core::model::ids::{GpuUuid, NodeName};
+use carrel_core::model::gpu_unit::GpuUnit;
+use carrel_core::model::ids::NodeName;
 use carrel_core::model::node::DesiredJob;
 use carrel_core::model::session::Mount;
 use carrel_core::model::time::Timestamp;
@@ -23,24 +24,27 @@ pub(super) struct Gpus {
 }
 
 impl Gpus {
-    pub fn of(inventory: &Inventory, uuids: &[GpuUuid]) -> Result<Self> {
-        let others = inventory.gpus.iter().filter(|gpu| !uuids.contains(&gpu.uuid));
+    pub fn of(inventory: &Inventory, units: &[GpuUnit]) -> Result<Self> {
+        let others = inventory
+            .gpus
+            .iter()
+            .filter(|gpu| units.iter().all(|unit| unit.gpu != gpu.uuid));
         Ok(Self {
-            own: gpus_of(inventory, uuids)?,
+            own: gpus_of(inventory, units)?,
             others: others.cloned().collect(),
         })
     }
 }
 
-/// The GPUs of a job, in the container's order.
-pub(super) fn gpus_of(inventory: &Inventory, uuids: &[GpuUuid]) -> Result<Vec<GpuInfo>> {
-    let find = |uuid: &GpuUuid| {
-        let known = inventory.gpus.iter().find(|gpu| gpu.uuid == *uuid);
+/// The GPUs of a job's units, in the container's order.
+pub(super) fn gpus_of(inventory: &Inventory, units: &[GpuUnit]) -> Result<Vec<GpuInfo>> {
+    let find = |unit: &GpuUnit| {
+        let known = inventory.gpus.iter().find(|gpu| gpu.uuid == unit.gpu);
         known
             .cloned()
-            .with_context(|| format!("this node has no GPU {uuid}"))
+            .with_context(|| format!("this node has no GPU {}", unit.gpu))
     };
-    uuids.iter().map(find).collect()
+    units.iter().map(find).collect()
 }
 
 /// What the container is made of.
@@ -280,7 +284,8 @@ mod tests {
             pci_address: String::new(),
             numa_node: None,
             minor: None,
-            mig_enabled: false,
+            mig: None,
+            sharing: None,
             drained: None,
             cpu_affinity: String::new(),
             nvlink_version: 0,

@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use carrel_core::agent::ContainerEvent;
 use carrel_core::model::gpu::Inventory;
-use carrel_core::model::ids::{ClusterId, GpuUuid, JobKey, NodeName};
+use carrel_core::model::gpu_unit::GpuUnit;
+use carrel_core::model::ids::{ClusterId, JobKey, NodeName};
 use carrel_core::model::node::DesiredJob;
 use carrel_proto::v1;
 use tokio::sync::{mpsc, watch};
@@ -71,7 +72,7 @@ struct Wanted {
 enum Command {
     Start,
     Adopt,
-    Remove(Vec<GpuUuid>),
+    Remove(Vec<GpuUnit>),
 }
 
 struct Handle {
@@ -140,7 +141,7 @@ impl Jobs {
     }
 
     /// Ends what is left of a job, and verifies it.
-    pub fn remove(&mut self, key: JobKey, gpus: Vec<GpuUuid>) {
+    pub fn remove(&mut self, key: JobKey, gpus: Vec<GpuUnit>) {
         self.handle(key).ending.cancel();
         self.command(key, Command::Remove(gpus));
     }

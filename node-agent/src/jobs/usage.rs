@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use carrel_core::model::gpu::Inventory;
+use carrel_core::model::gpu_unit::{GpuUnit, Slice};
 use carrel_core::model::ids::GpuUuid;
 
 use crate::gpu::{self, NvmlSource};
@@ -14,15 +15,18 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 /// Processes that a message names.
 const SHOWN: usize = 3;
 
-/// Who uses any of these GPUs, for people; none: nobody does.
+/// Who uses any of these GPUs, for people; none: nobody does. Of a GPU that jobs share it cannot be said:
+/// there, the container's own processes are what is looked at.
 ///
 /// # Errors
 /// It is not known.
 pub(super) async fn used_by(
     nvml: &NvmlSource,
     inventory: &Inventory,
-    gpus: &[GpuUuid],
+    units: &[GpuUnit],
 ) -> Result<Option<String>> {
+    let whole = units.iter().filter(|unit| unit.slice == Slice::Whole);
+    let gpus: Vec<&GpuUuid> = whole.map(|unit| &unit.gpu).collect();
     if gpus.is_empty() {
         return Ok(None);
     }

@@ -6,7 +6,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use carrel_core::agent::ContainerEvent;
 use carrel_core::model::gpu::GpuInfo;
-use carrel_core::model::ids::{GpuUuid, JobKey};
+use carrel_core::model::gpu_unit::GpuUnit;
+use carrel_core::model::ids::JobKey;
 use carrel_proto::v1::InitStatus;
 use futures::future::BoxFuture;
 use tokio::sync::{mpsc, watch};
@@ -190,7 +191,7 @@ impl Worker {
     }
 
     /// Ends what is left, and makes sure that nothing is.
-    async fn remove(&self, gpus: &[GpuUuid]) -> Result<Exit> {
+    async fn remove(&self, gpus: &[GpuUnit]) -> Result<Exit> {
         let Shared {
             runtime,
             nvml,
@@ -204,9 +205,9 @@ impl Worker {
         }
         let inventory = inventory.borrow().clone();
         // A GPU that is no longer there is not in use either; whether it is offered is the inventory's matter.
-        let there: Vec<GpuUuid> = gpus
+        let there: Vec<GpuUnit> = gpus
             .iter()
-            .filter(|uuid| inventory.gpus.iter().any(|gpu| gpu.uuid == **uuid))
+            .filter(|unit| inventory.gpus.iter().any(|gpu| gpu.uuid == unit.gpu))
             .cloned()
             .collect();
         if let Some(why) = usage::used_by(nvml, &inventory, &there).await? {

@@ -69,7 +69,10 @@ impl Runtime {
         let key = spec.record.key;
         etc::check_identity(&spec.identity)?;
         ensure!(
-            spec.gpus.iter().map(|gpu| &gpu.uuid).eq(&spec.record.gpus),
+            spec.gpus
+                .iter()
+                .map(|gpu| &gpu.uuid)
+                .eq(spec.record.gpus.iter().map(|unit| &unit.gpu)),
             "job {key}: two lists of GPUs"
         );
         if self.stored(key).await?.is_some() {

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use carrel_core::model::gpu::GpuInfo;
-use carrel_core::model::ids::{Generation, GpuUuid, JobId, JobKey, SessionId};
+use carrel_core::model::gpu_unit::GpuUnit;
+use carrel_core::model::ids::{Generation, JobId, JobKey, SessionId};
 use carrel_core::model::time::Timestamp;
 use carrel_proto::v1::Identity;
 use serde::{Deserialize, Serialize};
@@ -38,8 +39,8 @@ pub struct ContainerRecord {
     pub image: String,
     /// This node's rank in the gang.
     pub rank: u32,
-    /// GPUs that it holds, in the container's order.
-    pub gpus: Vec<GpuUuid>,
+    /// GPU units that it holds, in the container's order.
+    pub gpus: Vec<GpuUnit>,
     /// Hardware threads that it holds.
     pub cpus: u32,
     /// Memory that it holds, bytes.
@@ -100,7 +101,7 @@ pub struct ContainerSpec {
     pub identity: Identity,
     /// The user is root inside, by a user namespace.
     pub root: bool,
-    /// The record's GPUs, in the same order.
+    /// The GPUs of the record's units, each once, in the same order.
     pub gpus: Vec<GpuInfo>,
     /// The host's other GPUs, which it must not reach.
     pub others: Vec<GpuInfo>,

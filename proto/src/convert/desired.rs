@@ -4,7 +4,8 @@
 //! a login name is in numbers, and who may enter over SSH, is the shell's to
 //! know. The broker adds both; an agent keeps the message beside the model.
 
-use carrel_core::model::ids::{Generation, GpuUuid, JobId, JobKey, SessionId};
+use carrel_core::model::gpu_unit::GpuUnit;
+use carrel_core::model::ids::{Generation, JobId, JobKey, SessionId};
 use carrel_core::model::node::{Desired, DesiredJob, Peer, Tombstone};
 use carrel_core::model::session::ContainerOptions;
 use carrel_core::model::time::Timestamp;
@@ -44,7 +45,7 @@ fn desired_job(job: &DesiredJob, identity: v1::Identity, ssh: v1::SshAccess) -> 
         name: job.name.clone(),
         identity: Some(identity),
         image: job.image.clone(),
-        gpu_uuids: job.gpus.iter().map(ToString::to_string).collect(),
+        gpus: job.gpus.iter().map(ToString::to_string).collect(),
         cpus: job.cpus,
         memory_bytes: job.memory_bytes,
         rank: job.rank,
@@ -134,7 +135,7 @@ impl TryFrom<v1::DesiredJob> for DesiredJob {
 
     fn try_from(job: v1::DesiredJob) -> Result<Self, ConvertError> {
         let identity = job.identity.ok_or(ConvertError::Missing("identity"))?;
-        let gpus = job.gpu_uuids.iter().map(|uuid| uuid.parse::<GpuUuid>());
+        let gpus = job.gpus.iter().map(|unit| unit.parse::<GpuUnit>());
         let peers = job.peers.into_iter().map(TryInto::try_into);
         Ok(Self {
             key: key(job.job, job.generation),

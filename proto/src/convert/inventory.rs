@@ -1,6 +1,7 @@
 //! What a host has.
 
 use carrel_core::model::gpu::{GpuInfo, Inventory, NicInfo};
+use carrel_core::model::gpu_unit::Sharing;
 use carrel_core::model::topology::{Link, LinkMatrix};
 
 use super::{ConvertError, text};
@@ -72,7 +73,8 @@ impl From<&GpuInfo> for v1::GpuInfo {
             pci_address: gpu.pci_address.clone(),
             numa_node: gpu.numa_node,
             minor: gpu.minor,
-            mig_enabled: gpu.mig_enabled,
+            mig: gpu.mig.as_ref().map(Into::into),
+            sharing: sharing_message(gpu.sharing).into(),
             drained: gpu.drained.clone().unwrap_or_default(),
             cpu_affinity: gpu.cpu_affinity.clone(),
             nvlink_version: gpu.nvlink_version,
@@ -92,11 +94,33 @@ impl TryFrom<v1::GpuInfo> for GpuInfo {
             pci_address: text(gpu.pci_address),
             numa_node: gpu.numa_node,
             minor: gpu.minor,
-            mig_enabled: gpu.mig_enabled,
+            mig: gpu.mig.map(TryInto::try_into).transpose()?,
+            sharing: sharing(gpu.sharing)?,
             drained: (!gpu.drained.is_empty()).then(|| text(gpu.drained)),
             cpu_affinity: text(gpu.cpu_affinity),
             nvlink_version: gpu.nvlink_version,
         })
+    }
+}
+
+/// No sharing is unspecified.
+pub(super) fn sharing_message(sharing: Option<Sharing>) -> v1::Sharing {
+    match sharing {
+        None => v1::Sharing::Unspecified,
+        Some(Sharing::TimeSlice) => v1::Sharing::TimeSlice,
+        Some(Sharing::Mps) => v1::Sharing::Mps,
+    }
+}
+
+pub(super) fn sharing(value: i32) -> Result<Option<Sharing>, ConvertError> {
+    match v1::Sharing::try_from(value) {
+        Ok(v1::Sharing::Unspecified) => Ok(None),
+        Ok(v1::Sharing::TimeSlice) => Ok(Some(Sharing::TimeSlice)),
+        Ok(v1::Sharing::Mps) => Ok(Some(Sharing::Mps)),
+        Err(_) => Err(ConvertError::Unknown {
+            field: "sharing",
+            value,
+        }),
     }
 }
 

@@ -7,6 +7,7 @@
 
 mod desired;
 mod inventory;
+mod mig;
 mod observed;
 mod request;
 mod rights;

@@ -1,6 +1,7 @@
 //! What a node is.
 
-use carrel_core::model::ids::{Generation, GpuUuid, Incarnation, JobId, JobKey};
+use carrel_core::model::gpu_unit::GpuUnit;
+use carrel_core::model::ids::{Generation, Incarnation, JobId, JobKey};
 use carrel_core::model::job::{Containment, FenceReport};
 use carrel_core::model::node::{EndCause, Observed, ObservedJob, ObservedPhase};
 use carrel_core::model::time::Timestamp;
@@ -85,7 +86,7 @@ impl From<&ObservedJob> for v1::ObservedJob {
             host_public_key: job.host_key.clone(),
             cause: cause_message(job.cause).into(),
             exit_code: job.exit_code,
-            gpu_uuids: job.gpus.iter().map(ToString::to_string).collect(),
+            gpus: job.gpus.iter().map(ToString::to_string).collect(),
             cpus: job.cpus,
             memory_bytes: job.memory_bytes,
             user: job.user.as_ref().map(ToString::to_string).unwrap_or_default(),
@@ -107,7 +108,7 @@ impl TryFrom<v1::ObservedJob> for ObservedJob {
     type Error = ConvertError;
 
     fn try_from(job: v1::ObservedJob) -> Result<Self, ConvertError> {
-        let gpus = job.gpu_uuids.iter().map(|uuid| uuid.parse::<GpuUuid>());
+        let gpus = job.gpus.iter().map(|unit| unit.parse::<GpuUnit>());
         let user = if job.user.is_empty() {
             None
         } else {

@@ -1,11 +1,14 @@
 //! What users ask for, and the states that they see.
 
+use carrel_core::model::gpu_unit::{WHOLE_MILLI, is_profile};
 use carrel_core::model::job::{JobKind, JobState};
-use carrel_core::model::resources::ResourceRequest;
+use carrel_core::model::resources::{ResourceRequest, UnitRequest};
 use carrel_core::model::session::{Mount, SessionSpec, SessionState};
 
 use super::ConvertError;
+use super::inventory::{sharing, sharing_message};
 use crate::v1;
+use crate::v1::gpu_unit_request::Unit;
 
 impl From<&ResourceRequest> for v1::ResourceRequest {
     fn from(request: &ResourceRequest) -> Self {
@@ -16,6 +19,41 @@ impl From<&ResourceRequest> for v1::ResourceRequest {
             nvlink: request.nvlink,
             cpus_per_node: request.cpus_per_node,
             memory_bytes_per_node: request.memory_bytes_per_node,
+            unit: unit_message(&request.unit).map(|unit| v1::GpuUnitRequest { unit: Some(unit) }),
+            gpu_memory_bytes: request.gpu_memory_bytes,
+        }
+    }
+}
+
+fn unit_message(unit: &UnitRequest) -> Option<Unit> {
+    match unit {
+        UnitRequest::Whole => None,
+        UnitRequest::Mig(profile) => Some(Unit::MigProfile(profile.clone())),
+        UnitRequest::Least => Some(Unit::Least(true)),
+        UnitRequest::Share { milli, sharing } => Some(Unit::Share(v1::GpuShareRequest {
+            milli: (*milli).into(),
+            sharing: sharing_message(*sharing).into(),
+        })),
+    }
+}
+
+impl TryFrom<v1::GpuUnitRequest> for UnitRequest {
+    type Error = ConvertError;
+
+    fn try_from(message: v1::GpuUnitRequest) -> Result<Self, ConvertError> {
+        let invalid = |field, why| Err(ConvertError::Invalid { field, why });
+        match message.unit {
+            None | Some(Unit::Least(false)) => Ok(Self::Whole),
+            Some(Unit::Least(true)) => Ok(Self::Least),
+            Some(Unit::MigProfile(profile)) if is_profile(&profile) => Ok(Self::Mig(profile)),
+            Some(Unit::MigProfile(_)) => invalid("MIG profile", "a name such as 1g.10gb"),
+            Some(Unit::Share(share)) => match u16::try_from(share.milli) {
+                Ok(milli) if (1..WHOLE_MILLI).contains(&milli) => Ok(Self::Share {
+                    milli,
+                    sharing: sharing(share.sharing)?,
+                }),
+                Ok(_) | Err(_) => invalid("share of a GPU", "1 to 999 thousandths"),
+            },
         }
     }
 }
@@ -39,6 +77,12 @@ impl TryFrom<v1::ResourceRequest> for ResourceRequest {
             nvlink: request.nvlink,
             cpus_per_node: request.cpus_per_node,
             memory_bytes_per_node: request.memory_bytes_per_node,
+            unit: request
+                .unit
+                .map(TryInto::try_into)
+                .transpose()?
+                .unwrap_or_default(),
+            gpu_memory_bytes: request.gpu_memory_bytes,
         })
     }
 }

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use carrel_core::broker::{State, check};
-use carrel_core::model::ids::{GpuUuid, JobKey};
+use carrel_core::model::gpu_unit::{GpuUnit, WHOLE_MILLI};
+use carrel_core::model::ids::JobKey;
 use carrel_core::model::job::{Job, JobState, Phase};
 
 use super::node::{Node, Physical};
@@ -24,13 +25,17 @@ pub fn nodes(nodes: &BTreeMap<String, Node>) -> Result<(), String> {
 
 /// No GPU is used by two containers, no node runs more than it has.
 fn held_twice(node: &Node) -> Result<(), String> {
-    let mut users: BTreeMap<&GpuUuid, JobKey> = BTreeMap::new();
+    let mut users: Vec<(&GpuUnit, JobKey)> = Vec::new();
     let (mut cpus, mut memory) = (0, 0);
     for (key, container) in node.running() {
-        for gpu in &container.holding.gpus {
-            if let Some(other) = users.insert(gpu, *key) {
-                return Err(format!("{gpu} is used by the containers of {other} and {key}"));
+        for unit in &container.holding.gpus {
+            let of_it = users.iter().filter(|(other, _)| other.gpu == unit.gpu);
+            let shares: u32 = of_it.clone().map(|(other, _)| other.slice.share_milli()).sum();
+            let too_many = shares + unit.slice.share_milli() > u32::from(WHOLE_MILLI);
+            if let Some((_, other)) = of_it.clone().find(|(other, _)| too_many || other.excludes(unit)) {
+                return Err(format!("{unit} is used by the containers of {other} and {key}"));
             }
+            users.push((unit, *key));
         }
         cpus += u64::from(container.holding.cpus);
         memory += container.holding.memory_bytes;

@@ -71,6 +71,7 @@ impl World {
             nvlink: self.rng.one_in(3),
             cpus_per_node: self.rng.below(9) as u32,
             memory_bytes_per_node: self.rng.below(64) << 30,
+            ..ResourceRequest::default()
         };
         let spec = SessionSpec {
             request,

@@ -10,7 +10,10 @@ fn a_restarted_agent_takes_its_running_jobs_over() {
     let actions = rig.input(Input::World(vec![found(&job(1, &[0]), FoundState::Running)]));
     assert!(actions.contains(&Action::Adopt(key(1))), "{actions:?}");
     let seen = rig.seen(key(1)).expect("reported");
-    assert_eq!((seen.phase, seen.gpus), (ObservedPhase::Preparing, vec![uuid(0)]));
+    assert_eq!(
+        (seen.phase, seen.gpus),
+        (ObservedPhase::Preparing, vec![uuid(0).into()])
+    );
     rig.event(key(1), ready());
     assert_eq!(rig.phase(key(1)), Some(ObservedPhase::Ready));
     let actions = rig.want(vec![job(1, &[0]), job(2, &[0])], Vec::new());

@@ -192,7 +192,7 @@ fn what_does_not_go_is_tried_again_and_its_gpus_are_drained() {
         (seen.phase, seen.detail.as_str()),
         (ObservedPhase::Stopping, stuck)
     );
-    assert_eq!(seen.gpus, [uuid(3)]);
+    assert_eq!(seen.gpus, [uuid(3).into()]);
     let actions = rig.pass(RETRY_MS);
     assert!(actions.contains(&Action::Remove(key(1))), "{actions:?}");
     let actions = rig.pass(DRAIN_AFTER_MS);

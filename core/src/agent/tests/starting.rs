@@ -88,7 +88,7 @@ fn what_a_node_cannot_hold_fails_with_the_reason() {
     let mut rig = Rig::new();
     let mut host = inventory();
     host.gpus[0].drained = Some("XID 79".into());
-    host.gpus[1].mig_enabled = true;
+    host.gpus[1].mig = Some(crate::model::gpu::Mig::default());
     rig.input(Input::Inventory(Box::new(host)));
     let cases = [
         (job(1, &[0]), "GPU 0 is drained: XID 79"),
@@ -129,7 +129,10 @@ fn a_busy_gpu_blocks_the_start_and_is_drained_in_time() {
         ContainerEvent::Blocked("GPU 0 is used by process 4711".into()),
     );
     let seen = rig.seen(key(1)).expect("reported");
-    assert_eq!((seen.phase, seen.gpus), (ObservedPhase::Preparing, vec![uuid(0)]));
+    assert_eq!(
+        (seen.phase, seen.gpus),
+        (ObservedPhase::Preparing, vec![uuid(0).into()])
+    );
     assert_eq!(
         rig.agent.next_tick(rig.now),
         Some(Duration::from_millis(RETRY_MS))

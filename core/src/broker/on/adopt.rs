@@ -9,10 +9,11 @@ use crate::broker::state::{NodeLink, State};
 use crate::broker::{Broker, Call, Reject, RejectKind, Reply};
 use crate::model::audit::Action;
 use crate::model::gpu::Inventory;
+use crate::model::gpu_unit::{GpuUnit, Slice};
 use crate::model::ids::{ClusterId, JobKey, NodeName, SessionId, SessionName, UserName};
 use crate::model::job::{Job, JobKind, Phase, Placed, RankStatus};
 use crate::model::node::{NodeRecord, ObservedPhase};
-use crate::model::resources::{Allocation, NodeAllocation, ResourceRequest};
+use crate::model::resources::{Allocation, NodeAllocation, ResourceRequest, UnitRequest};
 use crate::model::session::{ContainerOptions, Session, SessionSpec};
 use crate::model::time::Timestamp;
 
@@ -166,6 +167,8 @@ impl Broker {
         let request = ResourceRequest {
             nodes: parts.len() as u32,
             gpus_per_node: first.gpus.len() as u32,
+            unit: first.gpus.first().map(asked).unwrap_or_default(),
+            gpu_memory_bytes: 0,
             gpu_model: String::new(),
             nvlink: false,
             cpus_per_node: first.cpus,
@@ -357,7 +360,7 @@ impl State {
                 .get(node)
                 .map(|usage| (**usage).clone())
                 .unwrap_or_default();
-            if let Some(other) = seen.gpus.iter().find_map(|gpu| usage.gpus.get(gpu)) {
+            if let Some(other) = seen.gpus.iter().find_map(|unit| usage.in_the_way(unit)) {
                 return Err(Reject::new(
                     RejectKind::AlreadyExists,
                     format!("a GPU of job {key} on node {node} is job {}'s by now", other.job),
@@ -376,6 +379,18 @@ impl State {
             }
         }
         Ok(())
+    }
+}
+
+/// What a job that holds such a unit asked for.
+fn asked(unit: &GpuUnit) -> UnitRequest {
+    match &unit.slice {
+        Slice::Whole => UnitRequest::Whole,
+        Slice::Mig { profile, .. } => UnitRequest::Mig(profile.clone()),
+        Slice::Share { milli, sharing } => UnitRequest::Share {
+            milli: *milli,
+            sharing: Some(*sharing),
+        },
     }
 }
 

@@ -14,7 +14,10 @@ fn stranger(world: &World, name: &str) -> ObservedJob {
         host_key: "ssh-ed25519 AAAA".into(),
         cause: None,
         exit_code: None,
-        gpus: inventory.gpus[..4].iter().map(|gpu| gpu.uuid.clone()).collect(),
+        gpus: inventory.gpus[..4]
+            .iter()
+            .map(|gpu| gpu.uuid.clone().into())
+            .collect(),
         cpus: 8,
         memory_bytes: 1 << 30,
         user: Some("alice".parse().expect("a user name")),

@@ -70,7 +70,8 @@ fn inventory(node: &str) -> Inventory {
         pci_address: format!("00000000:{index:02X}:00.0"),
         numa_node: Some(index / 4),
         minor: Some(index),
-        mig_enabled: false,
+        mig: None,
+        sharing: None,
         drained: None,
         cpu_affinity: String::new(),
         nvlink_version: 4,
@@ -98,6 +99,7 @@ fn gpus(count: u32) -> SessionSpec {
             nvlink: true,
             cpus_per_node: 0,
             memory_bytes_per_node: 0,
+            ..ResourceRequest::default()
         },
         image: String::new(),
         time_limit: Duration::ZERO,

@@ -53,7 +53,7 @@ pub const DESIRED: Target = Target {
                     ..v1::Identity::default()
                 }),
                 image: "local/debian".into(),
-                gpu_uuids: vec!["GPU-0".into()],
+                gpus: vec!["GPU-0".into()],
                 cpus: 2,
                 memory_bytes: 1 << 30,
                 deadline_ms: 2_000_000,
@@ -124,7 +124,8 @@ fn inventory() -> Inventory {
         pci_address: format!("00000000:{index:02X}:00.0"),
         numa_node: Some(index / 2),
         minor: Some(index),
-        mig_enabled: false,
+        mig: None,
+        sharing: None,
         drained: None,
         cpu_affinity: String::new(),
         nvlink_version: 4,
@@ -230,6 +231,7 @@ fn broker() -> (Broker, Vec<Change>) {
                 nvlink: true,
                 cpus_per_node: 0,
                 memory_bytes_per_node: 0,
+                ..ResourceRequest::default()
             },
             image: String::new(),
             time_limit: Duration::ZERO,

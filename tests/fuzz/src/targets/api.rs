@@ -20,6 +20,10 @@ pub const REQUESTS: Target = Target {
                 nvlink: true,
                 cpus_per_node: 16,
                 memory_bytes_per_node: 64 << 30,
+                unit: Some(v1::GpuUnitRequest {
+                    unit: Some(v1::gpu_unit_request::Unit::MigProfile("1g.10gb".into())),
+                }),
+                gpu_memory_bytes: 10 << 30,
             }),
             image: "nvcr.io/nvidia/pytorch:24.05-py3".into(),
             ..v1::SessionSpec::default()
