@@ -51,7 +51,14 @@ pub fn describe(job: &v1::Job, worst_links: &[String]) -> String {
 pub fn holdings(job: &v1::Job) -> String {
     let nodes = job.nodes.iter().map(|held| {
         let indices: Vec<u32> = held.gpus.iter().map(|gpu| gpu.index).collect();
+        let sliced: Vec<String> = held
+            .gpus
+            .iter()
+            .filter(|gpu| !gpu.slice.is_empty())
+            .map(|gpu| format!("GPU {} ({})", gpu.index, visible(&gpu.slice)))
+            .collect();
         match indices.len() {
+            _ if !sliced.is_empty() => format!("{} {}", held.node, sliced.join(", ")),
             0 => format!(
                 "{} {} CPUs {}",
                 held.node,

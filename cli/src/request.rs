@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use carrel_proto::v1;
+use carrel_proto::v1::gpu_unit_request::Unit;
 
 use crate::error::{CliError, Result};
-use crate::units::{self, GpuCount};
+use crate::units::{self, GpuCount, GpuUnit};
 
 /// Resources and image, in Slurm's spelling.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -14,15 +15,21 @@ pub struct RequestArgs {
     /// Number of nodes [default: 1]
     #[arg(short = 'N', long, value_name = "N", value_parser = units::parse_count, allow_hyphen_values = true)]
     pub nodes: Option<u32>,
-    /// GPUs over all nodes, with a model if wanted: 4, h100:4
-    #[arg(short = 'G', long, value_name = "[MODEL:]K", value_parser = units::parse_gpus, allow_hyphen_values = true)]
+    /// GPUs over all nodes, with a model if wanted: 4, h100:4; MIG slices: 1g.10gb:2; or a share of a GPU: 0.5
+    #[arg(short = 'G', long, value_name = "[MODEL:][PROFILE:]K", value_parser = units::parse_gpus, allow_hyphen_values = true)]
     pub gpus: Option<GpuCount>,
-    /// GPUs on each node
-    #[arg(long, value_name = "[MODEL:]K", value_parser = units::parse_gpus, conflicts_with = "gpus", allow_hyphen_values = true)]
+    /// GPUs on each node, or slices, or a share
+    #[arg(long, value_name = "[MODEL:][PROFILE:]K", value_parser = units::parse_gpus, conflicts_with = "gpus", allow_hyphen_values = true)]
     pub gpus_per_node: Option<GpuCount>,
     /// Part of the GPU model's name, such as h100 or a100-80gb
     #[arg(long, value_name = "MODEL", value_parser = units::parse_model)]
     pub gpu_model: Option<String>,
+    /// Memory of each GPU at least: 20G; what has the least that is enough is given, MIG slice or whole GPU
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_gpu_memory, allow_hyphen_values = true)]
+    pub gpu_mem: Option<u64>,
+    /// How the GPUs are to be kept from others [default: what was asked for decides]
+    #[arg(long, value_name = "CLASS")]
+    pub isolation: Option<Isolation>,
     /// Every pair of a node's GPUs joined by NVLink
     #[arg(long)]
     pub nvlink: bool,
@@ -53,6 +60,19 @@ pub struct RequestArgs {
     /// Be yourself in a session that was started with --root before; its files stay
     #[arg(long, overrides_with = "root")]
     pub no_root: bool,
+}
+
+/// How well GPUs are kept from other users.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Isolation {
+    /// There are none: whole GPUs
+    Exclusive,
+    /// By the hardware: MIG slices
+    Mig,
+    /// By NVIDIA's Multi-Process Service
+    Mps,
+    /// By good behaviour: jobs take turns
+    Cooperative,
 }
 
 /// "NAME=VALUE".
@@ -94,6 +114,8 @@ impl RequestArgs {
             gpus,
             gpus_per_node,
             gpu_model,
+            gpu_mem,
+            isolation,
             nvlink,
             cpus,
             mem,
@@ -109,7 +131,14 @@ impl RequestArgs {
             return false;
         }
         let counts = nodes.or(*cpus).is_none() && gpus.is_none() && gpus_per_node.is_none();
-        counts && gpu_model.is_none() && !nvlink && mem.is_none() && time.is_none() && image.is_none()
+        let kinds = gpu_mem.is_none() && isolation.is_none();
+        counts
+            && kinds
+            && gpu_model.is_none()
+            && !nvlink
+            && mem.is_none()
+            && time.is_none()
+            && image.is_none()
     }
 
     /// `base` with what is asked for here changed. Zeros are the cluster's defaults.
@@ -131,6 +160,8 @@ impl RequestArgs {
         };
         if let Some((gpus, per_node)) = gpus {
             resources.gpus_per_node = per_node;
+            resources.unit = unit_message(&gpus.unit);
+            resources.gpu_memory_bytes = 0;
             resources.gpu_model.clone_from(&gpus.model);
             // Other GPUs have other CPUs and memory near to them.
             resources.cpus_per_node = 0;
@@ -148,6 +179,7 @@ impl RequestArgs {
             resources.gpu_model.clone_from(model);
         }
         resources.nvlink |= self.nvlink;
+        self.set_unit(&mut resources)?;
         if resources.gpus_per_node == 0 && (self.nvlink || self.gpu_model.is_some()) {
             let flag = if self.nvlink { "--nvlink" } else { "--gpu-model" };
             return Err(
@@ -182,6 +214,89 @@ impl RequestArgs {
         base.root = self.root || base.root && !self.no_root;
         Ok(base)
     }
+}
+
+impl RequestArgs {
+    /// What each GPU is to be: of `--gpu-mem` and `--isolation`.
+    fn set_unit(&self, resources: &mut v1::ResourceRequest) -> Result<()> {
+        if let Some(bytes) = self.gpu_mem {
+            let asked = resources.unit.as_ref().and_then(|unit| unit.unit.as_ref());
+            if matches!(asked, Some(Unit::MigProfile(_) | Unit::Share(_))) {
+                return Err(CliError::usage(
+                    "--gpu-mem says how large a GPU or slice is to be, and --gpus says it too",
+                )
+                .hint("--gpus 2 --gpu-mem 20G: two slices or GPUs of 20 GB at least"));
+            }
+            resources.gpus_per_node = resources.gpus_per_node.max(1);
+            resources.gpu_memory_bytes = bytes;
+            // NVLink joins whole GPUs only.
+            resources.unit = (!resources.nvlink).then_some(LEAST);
+        }
+        let slice = resources.unit.is_some();
+        if slice && resources.nvlink {
+            return Err(CliError::usage(
+                "--nvlink is for whole GPUs: slices and shares are not joined by it",
+            ));
+        }
+        let Some(isolation) = self.isolation else {
+            return Ok(());
+        };
+        let unit = resources.unit.clone().and_then(|unit| unit.unit);
+        let contradiction = |what: &str, is: &str| {
+            Err(CliError::usage(format!(
+                "{what} {is}, and --isolation asks for something else"
+            )))
+        };
+        match (unit, isolation) {
+            _ if resources.gpus_per_node == 0 => Err(CliError::usage(
+                "--isolation says something of GPUs, but none are asked for",
+            )
+            .hint("say how many, such as --gpus 1")),
+            (None, Isolation::Exclusive) | (Some(Unit::MigProfile(_)), Isolation::Mig) => Ok(()),
+            (Some(Unit::Least(_)), Isolation::Exclusive) => {
+                resources.unit = None;
+                Ok(())
+            }
+            (Some(Unit::Least(_)), _) => {
+                contradiction("what --gpu-mem asks for", "is a MIG slice or a whole GPU")
+            }
+            (Some(Unit::Share(share)), Isolation::Mps | Isolation::Cooperative) => {
+                let sharing = match isolation {
+                    Isolation::Mps => v1::Sharing::Mps,
+                    Isolation::Cooperative | Isolation::Exclusive | Isolation::Mig => v1::Sharing::TimeSlice,
+                };
+                let share = v1::GpuShareRequest {
+                    sharing: sharing.into(),
+                    ..share
+                };
+                resources.unit = Some(v1::GpuUnitRequest {
+                    unit: Some(Unit::Share(share)),
+                });
+                Ok(())
+            }
+            (None, _) => contradiction("a whole GPU", "is exclusive"),
+            (Some(Unit::MigProfile(_)), _) => contradiction("a MIG slice", "is kept apart by the hardware"),
+            (Some(Unit::Share(_)), _) => contradiction("a share of a GPU", "is mps or cooperative"),
+        }
+    }
+}
+
+/// The slice or GPU with the least memory that is enough.
+const LEAST: v1::GpuUnitRequest = v1::GpuUnitRequest {
+    unit: Some(Unit::Least(true)),
+};
+
+/// Absent for whole GPUs.
+fn unit_message(unit: &GpuUnit) -> Option<v1::GpuUnitRequest> {
+    let unit = match unit {
+        GpuUnit::Whole => return None,
+        GpuUnit::Mig(profile) => Unit::MigProfile(profile.clone()),
+        GpuUnit::Share(milli) => Unit::Share(v1::GpuShareRequest {
+            milli: *milli,
+            ..Default::default()
+        }),
+    };
+    Some(v1::GpuUnitRequest { unit: Some(unit) })
 }
 
 /// What a session was last time.
@@ -237,6 +352,40 @@ mod tests {
         assert_eq!(resources("").nodes, 1);
         assert_eq!(spec("-t 90").unwrap().time_limit_s, 5400);
         assert_eq!(resources("--gpus 2 --gpu-model a100").gpu_model, "a100");
+    }
+
+    #[test]
+    fn slices_and_shares() {
+        let unit = |line: &str| resources(line).unit.and_then(|unit| unit.unit);
+        assert_eq!(unit("--gpus 2"), None);
+        let r = resources("-N 2 --gpus 1g.10gb:4");
+        assert_eq!(r.gpus_per_node, 2);
+        assert_eq!(
+            r.unit.and_then(|unit| unit.unit),
+            Some(Unit::MigProfile("1g.10gb".into()))
+        );
+        let share = |milli, sharing: v1::Sharing| {
+            let sharing = sharing.into();
+            Some(Unit::Share(v1::GpuShareRequest { milli, sharing }))
+        };
+        assert_eq!(unit("--gpus 0.25"), share(250, v1::Sharing::Unspecified));
+        assert_eq!(unit("--gpus 0.25 --isolation mps"), share(250, v1::Sharing::Mps));
+        let r = resources("--gpu-mem 20G");
+        assert_eq!((r.gpus_per_node, r.gpu_memory_bytes), (1, 20_000_000_000));
+        assert_eq!(unit("--gpu-mem 20G"), Some(Unit::Least(true)));
+        assert_eq!(unit("--gpu-mem 20G --isolation exclusive"), None);
+        assert_eq!(unit("--gpus 2 --gpu-mem 20G --nvlink"), None);
+        for line in [
+            "--gpus 1g.10gb --nvlink",
+            "--gpus 0.5 --gpu-mem 20G",
+            "--gpus 1g.10gb --gpu-mem 20G",
+            "--gpus 1 --isolation mig",
+            "--gpus 0.5 --isolation exclusive",
+            "--isolation mps",
+            "-N 2 --gpus 0.5",
+        ] {
+            assert!(spec(line).is_err(), "{line}");
+        }
     }
 
     #[test]
@@ -327,8 +476,8 @@ mod tests {
         };
         let args = RequestArgs {
             gpus: Some(GpuCount {
-                model: String::new(),
                 count: 2,
+                ..GpuCount::default()
             }),
             ..Default::default()
         };

@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use carrel_core::model::gpu_unit::is_profile;
+
 /// Longest time limit that is taken for meant: ten years.
 const LONGEST: u64 = 10 * 366 * 24 * 3600;
 /// More nodes, GPUs or CPUs than this are a slip of the keyboard.
@@ -117,26 +119,101 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     Ok(bytes)
 }
 
-/// A number of GPUs, with a model in front if wanted: `4`, `h100:4`; `gpu:` before either is Slurm's.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A number of GPUs or MIG slices, or a share of a GPU, with a model in front if wanted: `4`, `h100:4`,
+/// `1g.10gb:2`, `a100:3g.40gb`, `0.5`; `gpu:` before any is Slurm's.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GpuCount {
     /// Part of the model's name; empty: any.
     pub model: String,
     /// How many.
     pub count: u32,
+    /// Of what.
+    pub unit: GpuUnit,
+}
+
+/// What of a GPU.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum GpuUnit {
+    /// All of it.
+    #[default]
+    Whole,
+    /// A MIG slice of this profile.
+    Mig(String),
+    /// So many thousandths, beside others.
+    Share(u32),
 }
 
 /// Parses a [`GpuCount`].
 pub fn parse_gpus(text: &str) -> Result<GpuCount, String> {
     let text = text.trim();
     let text = text.strip_prefix("gpu:").unwrap_or(text);
-    let (model, count) = text.rsplit_once(':').unwrap_or(("", text));
-    let count = parse_count(count)
-        .map_err(|why| format!("GPUs are a number (4) or a model and a number (h100:4): {why}"))?;
+    let split = |text: &'_ str| -> (String, String) {
+        let (before, last) = text.rsplit_once(':').unwrap_or(("", text));
+        (before.to_owned(), last.to_owned())
+    };
+    let (before, last) = split(text);
+    if is_profile(&last) {
+        return Ok(GpuCount {
+            model: parse_model(&before)?,
+            count: 1,
+            unit: GpuUnit::Mig(last),
+        });
+    }
+    if last.contains('.') {
+        return Ok(GpuCount {
+            model: parse_model(&before)?,
+            count: 1,
+            unit: GpuUnit::Share(parse_share(&last)?),
+        });
+    }
+    let count = parse_count(&last).map_err(|why| {
+        format!("GPUs are a number (4), a model and a number (h100:4), MIG slices (1g.10gb:2) or a share (0.5): {why}")
+    })?;
+    let (model, profile) = split(&before);
+    let (model, unit) = if is_profile(&profile) {
+        (model, GpuUnit::Mig(profile))
+    } else {
+        (before, GpuUnit::Whole)
+    };
     Ok(GpuCount {
-        model: parse_model(model)?,
+        model: parse_model(&model)?,
         count,
+        unit,
     })
+}
+
+/// A share of a GPU, "0.5", in thousandths.
+fn parse_share(text: &str) -> Result<u32, String> {
+    const RULE: &str = "a share of a GPU is 0.001 to 0.999, such as 0.5";
+    let digits = text.strip_prefix("0.").or(text.strip_prefix('.')).ok_or(RULE)?;
+    if digits.is_empty() || digits.len() > 3 || !digits.bytes().all(|b| b.is_ascii_digit()) {
+        return Err(RULE.into());
+    }
+    match format!("{digits:0<3}").parse() {
+        Ok(0) | Err(_) => Err(RULE.into()),
+        Ok(milli) => Ok(milli),
+    }
+}
+
+/// "20 GB": memory of a GPU in the units of GPUs' names.
+pub fn gpu_bytes(bytes: u64) -> String {
+    format!("{} GB", bytes as f64 / 1e9)
+}
+
+/// Memory of a GPU, bytes, in the units of GPUs' names: 20G is what a GPU or slice of "20GB" has.
+pub fn parse_gpu_memory(text: &str) -> Result<u64, String> {
+    const RULE: &str = "memory of a GPU is a number with M, G or T (20G); without a unit it is in megabytes";
+    let text = text.trim();
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let count = number(&text[..digits]).filter(|count| *count > 0).ok_or(RULE)?;
+    let unit: u64 = match text[digits..].trim_start().to_ascii_lowercase().as_str() {
+        "" | "m" | "mb" => 1_000_000,
+        "g" | "gb" => 1_000_000_000,
+        "t" | "tb" => 1_000_000_000_000,
+        _ => return Err(RULE.into()),
+    };
+    let bytes = count.checked_mul(unit).filter(|bytes| *bytes <= 1 << 50);
+    bytes.ok_or_else(|| "no GPU has so much memory".into())
 }
 
 /// Part of a GPU model's name; empty is allowed.
@@ -335,11 +412,38 @@ mod tests {
             Ok(GpuCount {
                 model: model.into(),
                 count,
+                unit: GpuUnit::Whole,
             })
         };
         assert_eq!(parse_gpus("4"), gpus("", 4));
         assert_eq!(parse_gpus("h100:4"), gpus("h100", 4));
         assert_eq!(parse_gpus("gpu:a100-80gb:2"), gpus("a100-80gb", 2));
+        let mig = |model: &str, profile: &str, count| {
+            Ok(GpuCount {
+                model: model.into(),
+                count,
+                unit: GpuUnit::Mig(profile.into()),
+            })
+        };
+        assert_eq!(parse_gpus("1g.10gb:2"), mig("", "1g.10gb", 2));
+        assert_eq!(parse_gpus("a100:3g.40gb"), mig("a100", "3g.40gb", 1));
+        assert_eq!(parse_gpus("gpu:h100:1g.10gb+me:1"), mig("h100", "1g.10gb+me", 1));
+        let share = |model: &str, milli| {
+            Ok(GpuCount {
+                model: model.into(),
+                count: 1,
+                unit: GpuUnit::Share(milli),
+            })
+        };
+        assert_eq!(parse_gpus("0.5"), share("", 500));
+        assert_eq!(parse_gpus("t4:.125"), share("t4", 125));
+        for text in ["1.5", "0.0", "0.", "0.1234", "1g.10gb:0", "1g.:2", "0.5:2"] {
+            assert!(parse_gpus(text).is_err(), "{text}");
+        }
+        assert_eq!(parse_gpu_memory("20G"), Ok(20_000_000_000));
+        for text in ["", "G", "0", "20X", "-1", "99999999T"] {
+            assert!(parse_gpu_memory(text).is_err(), "{text}");
+        }
         for text in [
             "", "0", "-1", "h100", "h100:", "h100:0", "h\n100:1", "99999999", "1e3",
         ] {

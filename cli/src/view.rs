@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use carrel_proto::v1;
+use carrel_proto::v1::gpu_unit_request::Unit;
 use serde::Serialize;
 
 use crate::units::rfc3339;
@@ -65,6 +66,12 @@ pub struct Gpu {
 pub struct Request {
     nodes: u32,
     gpus_per_node: u32,
+    /// What each GPU is: "gpu", a MIG profile, "share"; null: the slice or GPU that is large enough.
+    gpu_unit: Option<String>,
+    /// Thousandths of a GPU, of a share.
+    gpu_milli: Option<u32>,
+    /// Memory of each, at least.
+    gpu_memory_bytes: Option<u64>,
     gpu_model: Option<String>,
     nvlink: bool,
     cpus_per_node: u32,
@@ -417,9 +424,18 @@ impl From<v1::NodeAllocation> for NodeAllocation {
 
 impl From<v1::ResourceRequest> for Request {
     fn from(request: v1::ResourceRequest) -> Self {
+        let (gpu_unit, gpu_milli) = match request.unit.and_then(|unit| unit.unit) {
+            None | Some(Unit::Least(false)) => (Some("gpu".to_owned()), None),
+            Some(Unit::Least(true)) => (None, None),
+            Some(Unit::MigProfile(profile)) => (Some(profile), None),
+            Some(Unit::Share(share)) => (Some("share".to_owned()), Some(share.milli)),
+        };
         Self {
             nodes: request.nodes,
             gpus_per_node: request.gpus_per_node,
+            gpu_unit,
+            gpu_milli,
+            gpu_memory_bytes: (request.gpu_memory_bytes > 0).then_some(request.gpu_memory_bytes),
             gpu_model: some(request.gpu_model),
             nvlink: request.nvlink,
             cpus_per_node: request.cpus_per_node,

@@ -100,7 +100,7 @@ fn cluster(nodes: usize) -> Hosts {
                 gpus: 0xff,
                 cpus: inventory.cpus,
                 memory_bytes: inventory.memory_bytes,
-                unavailable: None,
+                ..Room::default()
             },
         );
     }
@@ -151,11 +151,11 @@ fn pass(
 fn change(hosts: &mut Hosts, part: &Part, request: &ResourceRequest, give_back: bool) {
     let mut room = hosts.room(&part.node).expect("a host").clone();
     if give_back {
-        room.gpus |= part.gpus;
+        room.gpus |= part.units.gpus();
         room.cpus += request.cpus_per_node;
         room.memory_bytes += request.memory_bytes_per_node;
     } else {
-        room.gpus &= !part.gpus;
+        room.gpus &= !part.units.gpus();
         room.cpus -= request.cpus_per_node;
         room.memory_bytes -= request.memory_bytes_per_node;
     }

@@ -182,12 +182,12 @@ fn churn(inventory: &Inventory, seed: u64) -> anyhow::Result<BTreeMap<u32, Got>>
             gpus: free,
             cpus: inventory.cpus,
             memory_bytes: inventory.memory_bytes,
-            unavailable: None,
+            ..Room::default()
         };
         hosts.set_room(&node, room);
         let parts =
             place(&hosts, &request, Assume::Now).map_err(|why| anyhow::anyhow!("{size} GPUs: {why}"))?;
-        let set = parts[0].gpus;
+        let set = parts[0].units.gpus();
         ensure!(
             set.count_ones() == size && set & !free == 0,
             "not {size} free GPUs"

@@ -251,6 +251,7 @@ fn differs(session: &v1::Session, spec: &v1::SessionSpec) -> bool {
     let other = |old: u64, new: u64| new != 0 && old != new;
     (old.nodes, old.gpus_per_node, old.nvlink) != (new.nodes, new.gpus_per_node, new.nvlink)
         || old.gpu_model != new.gpu_model
+        || (&old.unit, old.gpu_memory_bytes) != (&new.unit, new.gpu_memory_bytes)
         || other(old.cpus_per_node.into(), new.cpus_per_node.into())
         || other(old.memory_bytes_per_node, new.memory_bytes_per_node)
         || was.image != spec.image

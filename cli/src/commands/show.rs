@@ -3,9 +3,11 @@
 use std::time::Duration;
 
 use carrel_proto::v1;
+use carrel_proto::v1::gpu_unit_request::Unit;
 
 use crate::context::{self, Context, Found, JobOrSession};
 use crate::error::Result;
+use crate::output::visible;
 use crate::ssh::alias;
 use crate::{grant, output, units, view};
 
@@ -153,7 +155,20 @@ fn asked(request: &v1::ResourceRequest) -> String {
             format!("{} ", request.gpu_model)
         };
         let nvlink = if request.nvlink { " joined by NVLink" } else { "" };
-        text += &format!("{} {model}GPUs{nvlink}, ", request.gpus_per_node);
+        let count = request.gpus_per_node;
+        text += &match request.unit.as_ref().and_then(|unit| unit.unit.as_ref()) {
+            None | Some(Unit::Least(false)) if request.gpu_memory_bytes > 0 => {
+                let memory = units::gpu_bytes(request.gpu_memory_bytes);
+                format!("{count} {model}GPUs with {memory}{nvlink}, ")
+            }
+            None | Some(Unit::Least(false)) => format!("{count} {model}GPUs{nvlink}, "),
+            Some(Unit::Least(true)) => {
+                let memory = units::gpu_bytes(request.gpu_memory_bytes);
+                format!("{count} {model}GPUs or slices with {memory}, ")
+            }
+            Some(Unit::MigProfile(profile)) => format!("{count} {model}slices {}, ", visible(profile)),
+            Some(Unit::Share(share)) => format!("{} of a {model}GPU, ", f64::from(share.milli) / 1000.0),
+        };
     }
     text + &format!(
         "{} CPUs, {}",

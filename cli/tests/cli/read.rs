@@ -111,7 +111,7 @@ fn json_for_programs() {
     assert_eq!(json_of(&fake, &["ps", "--sessions"])[0]["name"], "dev");
     let nodes = json_of(&fake, &["nodes"]);
     assert_eq!(
-        (&nodes[0]["gpus_free"], &nodes[0]["gpus"][0]["job"]),
+        (&nodes[0]["gpus_free"], &nodes[0]["gpus"][0]["holders"][0]["job"]),
         (&json!(4), &json!(17))
     );
     assert_eq!(

@@ -4,13 +4,17 @@ use super::audit::{job_subject, units};
 use super::state::State;
 use super::{Broker, Reject, RejectKind};
 use crate::model::audit::Action;
+use crate::model::gpu::GpuInfo;
+use crate::model::gpu_unit::Slice;
 use crate::model::ids::{GpuUuid, JobId, NodeName, SessionId};
 use crate::model::job::{Job, Phase, Placed, RankStatus};
 use crate::model::node::ObservedJob;
 use crate::model::resources::Allocation;
 use crate::model::session::SessionSpec;
 use crate::model::time::Timestamp;
-use crate::placement::{Assume, MAX_GPUS, Needs, Room, WhyNot, fits, place};
+use crate::placement::{
+    Assume, Cut, MAX_GPUS, MigLayout, MigRoom, Needs, PartRoom, Room, WhyNot, fits, left_of_shares, place,
+};
 use crate::queue;
 
 impl Broker {
@@ -226,20 +230,48 @@ fn list(refusals: &[(crate::placement::Refusal, u32)]) -> String {
     }
 }
 
+/// What may be given away of a GPU that is in MIG mode, or of which such units are held; none: nothing.
+fn part_room(gpu: &GpuInfo, held: &[&Slice]) -> Option<PartRoom> {
+    let Some(mig) = &gpu.mig else {
+        let left = left_of_shares(held.iter().copied(), gpu.sharing)?;
+        return Some(PartRoom::Shared(left));
+    };
+    let layout = MigLayout::of(gpu)?;
+    // Whatever is no slice of it as it is now has been given before it became so, and holds all of it.
+    let cut = |slice: &&Slice| match slice {
+        Slice::Mig { profile, start, .. } => layout.cut(profile, *start),
+        Slice::Whole | Slice::Share { .. } => None,
+    };
+    let mut held: Vec<Cut> = held.iter().map(cut).collect::<Option<_>>()?;
+    held.sort_unstable();
+    let there = mig.instances.iter();
+    let there = there.filter_map(|instance| layout.cut(&instance.profile, instance.start));
+    let mut idle: Vec<Cut> = there.filter(|cut| !held.contains(cut)).collect();
+    idle.sort_unstable();
+    Some(PartRoom::Mig(MigRoom { held, idle }))
+}
+
 impl State {
     /// What of a node may be given away; none: there is no such node.
     pub fn room(&self, name: &NodeName) -> Option<Room> {
         let inventory = &self.nodes.get(name)?.inventory;
         let usage = self.usage.get(name);
         let strangers: Vec<&ObservedJob> = self.strangers(name).collect();
-        let held = |gpu: &GpuUuid| {
-            usage.is_some_and(|usage| usage.gpus.contains_key(gpu))
-                || strangers
-                    .iter()
-                    .any(|stranger| stranger.gpus.iter().any(|unit| unit.gpu == *gpu))
+        let held = |gpu: &GpuUuid| -> Vec<&Slice> {
+            let ours = usage.and_then(|usage| usage.gpus.get(gpu)).into_iter().flatten();
+            let theirs = strangers.iter().flat_map(|stranger| &stranger.gpus);
+            let theirs = theirs.filter(|unit| unit.gpu == *gpu).map(|unit| &unit.slice);
+            ours.map(|(_, slice)| slice).chain(theirs).collect()
         };
-        let gpus = inventory.gpus.iter().take(MAX_GPUS).enumerate();
-        let free = gpus.filter(|(_, gpu)| !held(&gpu.uuid));
+        let (mut gpus, mut parts) = (0, Vec::new());
+        for (position, gpu) in inventory.gpus.iter().take(MAX_GPUS).enumerate() {
+            let held = held(&gpu.uuid);
+            if gpu.mig.is_none() && held.is_empty() {
+                gpus |= 1 << position;
+            } else if let Some(room) = part_room(gpu, &held) {
+                parts.push((position as u8, room));
+            }
+        }
         let cpus = usage.map_or(0, |usage| usage.cpus)
             + strangers
                 .iter()
@@ -251,7 +283,8 @@ impl State {
                 sum.saturating_add(stranger.memory_bytes)
             });
         Some(Room {
-            gpus: free.fold(0, |mask, (position, _)| mask | 1 << position),
+            gpus,
+            parts: parts.into(),
             cpus: u64::from(inventory.cpus).saturating_sub(cpus) as u32,
             memory_bytes: inventory.memory_bytes.saturating_sub(memory),
             unavailable: self.unavailable(name),

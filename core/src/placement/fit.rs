@@ -3,21 +3,30 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use super::gpu_set::{GpuSet, best_set, positions};
-use super::hosts::{Alike, Assume, Hosts, Kind};
+use super::gpu_set::positions;
+use super::hosts::{Alike, Assume, Hosts, Kind, SameGpus};
+use super::units::{Chosen, Free};
 use super::{Needs, Part};
+use crate::model::resources::UnitRequest;
 use crate::model::topology::Link;
 
 /// What a host lacks; [`Refusal`](super::Refusal) without its words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Lack {
     FreeGpus,
+    FreeSlices,
+    FreeShares,
+    FreeLeast,
     FreeNvlinkSet,
     FreeCpus,
     FreeMemory,
     AnyGpus,
     Model,
     Gpus,
+    GpuMemory,
+    Slices,
+    Shares,
+    Least,
     NvlinkSet,
     Cpus,
     Memory,
@@ -28,7 +37,7 @@ pub(super) enum Lack {
 /// Hosts that can take a part, and the part.
 pub(super) struct Candidate<'a> {
     pub alike: Alike<'a>,
-    set: GpuSet,
+    chosen: Chosen,
     /// Free whole GPUs that one would be left with.
     left_gpus: u32,
     left_cpus: u32,
@@ -36,14 +45,15 @@ pub(super) struct Candidate<'a> {
 }
 
 /// What decides between hosts; the smallest wins.
-type Rank = (Reverse<(Option<Link>, u64)>, bool, u64, u32, u32, u32, u64);
+type Rank = (u64, Reverse<(Option<Link>, u64)>, bool, u64, u32, u32, u32, u64);
 
 impl<'a> Candidate<'a> {
     pub fn rank(&self) -> Rank {
-        let set = self.set;
+        let Chosen { set, memory, .. } = &self.chosen;
         // Jobs without GPUs stay away from hosts with some.
         let wrong_kind = set.mask == 0 && self.alike.kind.host.gpus() > 0;
         (
+            *memory,
             Reverse((set.worst, set.sum)),
             wrong_kind,
             set.cost,
@@ -57,7 +67,7 @@ impl<'a> Candidate<'a> {
     /// Models of its GPUs, each once, in order.
     pub fn models(&self) -> Vec<&'a str> {
         let kind = self.alike.kind;
-        let mut models: Vec<&str> = positions(self.set.mask)
+        let mut models: Vec<&str> = positions(self.chosen.set.mask)
             .map(|p| kind.host.models[p].as_str())
             .collect();
         models.sort_unstable();
@@ -67,10 +77,9 @@ impl<'a> Candidate<'a> {
 
     /// The parts of as many of its hosts, the lowest names first.
     pub fn parts(&self, count: usize) -> impl Iterator<Item = Part> {
-        let gpus = self.set.mask;
-        self.alike.first(count).into_iter().map(move |node| Part {
+        self.alike.first(count).into_iter().map(|node| Part {
             node: node.clone(),
-            gpus,
+            units: self.chosen.units.clone(),
         })
     }
 }
@@ -125,9 +134,9 @@ fn each_fitting<'a>(
             _ => right_gpus(group.kind, needs),
         };
         of_kind = Some((group.kind, right));
-        let set = right.and_then(|right| best_of(group.kind, group.gpus, right, needs, assume));
-        let set = match set {
-            Ok(set) => set,
+        let chosen = right.and_then(|right| best_of(&group, right, needs, assume));
+        let chosen = match chosen {
+            Ok(chosen) => chosen,
             Err(lack) => {
                 if let Some(note) = &mut note {
                     note(lack, group.count());
@@ -146,8 +155,8 @@ fn each_fitting<'a>(
             }
             taken += alike.count();
             let candidate = Candidate {
-                set,
-                left_gpus: alike.gpus.count_ones() - request.gpus_per_node,
+                chosen: chosen.clone(),
+                left_gpus: (alike.gpus & !chosen.set.mask).count_ones(),
                 left_cpus: alike.cpus - request.cpus_per_node,
                 left_memory: alike.memory_bytes - request.memory_bytes_per_node,
                 alike,
@@ -169,43 +178,69 @@ fn right_gpus(kind: &Kind, needs: Needs<'_>) -> Result<u64, Lack> {
     if needs.root && !host.no_root.is_empty() {
         return Err(Lack::Root(kind.number));
     }
-    let right = match wanted {
-        0 => 0,
-        _ => host.of_model(&request.gpu_model),
-    };
-    if wanted > 0 && host.gpus() == 0 {
-        return Err(Lack::AnyGpus);
-    }
-    if wanted > 0 && right == 0 {
-        return Err(Lack::Model);
-    }
-    if (host.placeable & right).count_ones() < wanted {
-        return Err(Lack::Gpus);
-    }
     if host.cpus < request.cpus_per_node {
         return Err(Lack::Cpus);
     }
     if host.memory_bytes < request.memory_bytes_per_node {
         return Err(Lack::Memory);
     }
-    Ok(right)
+    if wanted == 0 {
+        return Ok(0);
+    }
+    if host.gpus() == 0 {
+        return Err(Lack::AnyGpus);
+    }
+    let right = host.of_model(&request.gpu_model);
+    if right == 0 {
+        return Err(Lack::Model);
+    }
+    let lack = match &request.unit {
+        UnitRequest::Whole => {
+            let large = right & host.with_memory(request.gpu_memory_bytes..);
+            if (host.placeable & right).count_ones() < wanted {
+                return Err(Lack::Gpus);
+            }
+            return match (host.placeable & large).count_ones() < wanted {
+                true => Err(Lack::GpuMemory),
+                false => Ok(large),
+            };
+        }
+        UnitRequest::Mig(_) => Lack::Slices,
+        UnitRequest::Share { .. } => Lack::Shares,
+        UnitRequest::Least => Lack::Least,
+    };
+    // Slices and shares: what an empty host would give.
+    let empty = Free {
+        kind,
+        gpus: host.placeable,
+        parts: &kind.parts,
+    };
+    empty.best(right, request).map(|_| right).ok_or(lack)
 }
 
-/// The best of the free GPUs, or what they lack.
-fn best_of(kind: &Kind, free: u64, right: u64, needs: Needs<'_>, assume: Assume) -> Result<GpuSet, Lack> {
+/// The best of what is free, or what it lacks.
+fn best_of(group: &SameGpus<'_>, right: u64, needs: Needs<'_>, assume: Assume) -> Result<Chosen, Lack> {
     let request = needs.request;
-    let wanted = request.gpus_per_node;
-    if (free & right).count_ones() < wanted {
-        return Err(Lack::FreeGpus);
-    }
-    let (host, table) = (&kind.host, kind.table.as_deref());
-    let best = |free: u64| best_set(host, table, free, free & right, wanted as usize, request.nvlink);
-    best(free).ok_or_else(|| {
-        let never = assume != Assume::Now || best(host.placeable).is_none();
-        if never {
-            Lack::NvlinkSet
-        } else {
-            Lack::FreeNvlinkSet
+    let kind = group.kind;
+    let free = Free {
+        kind,
+        gpus: group.gpus,
+        parts: group.parts,
+    };
+    let best = free.best(right, request);
+    best.ok_or_else(|| match &request.unit {
+        UnitRequest::Mig(_) => Lack::FreeSlices,
+        UnitRequest::Share { .. } => Lack::FreeShares,
+        UnitRequest::Least => Lack::FreeLeast,
+        UnitRequest::Whole if (group.gpus & right).count_ones() < request.gpus_per_node => Lack::FreeGpus,
+        UnitRequest::Whole => {
+            let gpus = kind.host.placeable;
+            let ever = assume == Assume::Now && Free { gpus, ..free }.best(right, request).is_some();
+            if ever {
+                Lack::FreeNvlinkSet
+            } else {
+                Lack::NvlinkSet
+            }
         }
     })
 }

@@ -7,14 +7,17 @@ use imbl::{OrdMap, OrdSet};
 
 use super::kind::HostKind;
 use super::table::{Demand, Shape, Table};
+use super::units::{PartRoom, Parts};
 use crate::model::gpu::Inventory;
 use crate::model::ids::NodeName;
 
 /// What of a host may be given away.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Room {
-    /// GPUs that nobody holds: bit n is position n in [`Inventory::gpus`].
+    /// GPUs of which nobody holds anything: bit n is position n in [`Inventory::gpus`].
     pub gpus: u64,
+    /// GPUs that jobs share, and GPUs in MIG mode.
+    pub parts: Parts,
     /// Hardware threads that nobody holds.
     pub cpus: u32,
     /// Memory that nobody holds, bytes.
@@ -31,6 +34,8 @@ pub(super) struct Kind {
     pub host: HostKind,
     /// None: too many GPUs for one, or none.
     pub table: Option<Arc<Table>>,
+    /// What may be given away of its GPUs in MIG mode where nothing is held.
+    pub parts: Parts,
 }
 
 #[derive(Clone, Debug)]
@@ -39,8 +44,9 @@ struct Host {
     room: Room,
 }
 
-/// Kind, whether anything is placed on them, and which GPUs are free: what decides which GPUs a request gets.
-type GroupKey = (u32, bool, u64);
+/// Kind, whether anything is placed on them, which GPUs are free, and what of others: what decides which GPU
+/// units a request gets.
+type GroupKey = (u32, bool, u64, Parts);
 
 /// Hosts that give a request the same GPUs.
 #[derive(Clone, Debug)]
@@ -66,6 +72,7 @@ pub struct Hosts {
 pub(super) struct SameGpus<'a> {
     pub kind: &'a Kind,
     pub gpus: u64,
+    pub parts: &'a [(u8, PartRoom)],
     hosts: Vec<&'a OrdMap<(u32, u64), OrdSet<NodeName>>>,
     /// CPUs and memory of each, where not what is free now is taken as free.
     whole: Option<(u32, u64)>,
@@ -166,6 +173,7 @@ impl Hosts {
         });
         let kind = Arc::new(Kind {
             number: self.next,
+            parts: host.parts().collect(),
             host: host.clone(),
             table,
         });
@@ -252,7 +260,7 @@ impl Hosts {
     /// The hosts that a request may get, kind by kind.
     pub(super) fn same_gpus(&self, assume: Assume) -> impl Iterator<Item = SameGpus<'_>> {
         let mut all: Vec<SameGpus<'_>> = Vec::new();
-        for ((_, available, gpus), group) in &self.groups {
+        for ((_, available, gpus, parts), group) in &self.groups {
             if !available && assume != Assume::Whole {
                 continue;
             }
@@ -265,12 +273,14 @@ impl Hosts {
                 (Assume::Emptied | Assume::Whole, _) => all.push(SameGpus {
                     kind: &group.kind,
                     gpus: host.placeable,
+                    parts: &group.kind.parts,
                     hosts: vec![&group.hosts],
                     whole: Some((host.cpus, host.memory_bytes)),
                 }),
                 (Assume::Now, _) => all.push(SameGpus {
                     kind: &group.kind,
                     gpus: gpus & host.placeable,
+                    parts,
                     hosts: vec![&group.hosts],
                     whole: None,
                 }),
@@ -291,7 +301,7 @@ impl Hosts {
     /// Why hosts get nothing, and how many of them each.
     pub(super) fn unavailable(&self) -> BTreeMap<&str, u32> {
         let mut reasons = BTreeMap::new();
-        let out_of_service = self.groups.iter().filter(|((_, available, _), _)| !available);
+        let out_of_service = self.groups.iter().filter(|((_, available, ..), _)| !available);
         let names = out_of_service.flat_map(|(_, group)| group.hosts.values().flatten());
         for host in names.filter_map(|name| self.hosts.get(name)) {
             if let Some(reason) = host.room.unavailable.as_deref() {
@@ -303,5 +313,11 @@ impl Hosts {
 }
 
 fn group_of(host: &Host) -> GroupKey {
-    (host.kind.number, host.room.unavailable.is_none(), host.room.gpus)
+    let Room { gpus, parts, .. } = &host.room;
+    (
+        host.kind.number,
+        host.room.unavailable.is_none(),
+        *gpus,
+        Arc::clone(parts),
+    )
 }

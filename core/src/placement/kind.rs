@@ -1,6 +1,11 @@
 //! What placement looks at of a host, apart from what is free.
 
+use std::ops::RangeBounds;
+
+use super::slices::{MigLayout, MigRoom};
+use super::units::PartRoom;
 use crate::model::gpu::Inventory;
+use crate::model::gpu_unit::Sharing;
 use crate::model::topology::{Link, LinkMatrix};
 
 /// Most GPUs of a host that are looked at: bits of a mask.
@@ -26,8 +31,14 @@ pub struct HostKind {
     pub nics: Vec<Vec<Link>>,
     /// Why users cannot be root in containers on them; empty: they can.
     pub no_root: String,
+    /// Memory of each GPU, bytes.
+    pub gpu_memory: Vec<u64>,
     /// GPUs that may be placed as whole GPUs: neither drained nor in MIG mode.
     pub placeable: u64,
+    /// What each GPU in MIG mode that is not drained can be cut into.
+    pub mig: Vec<Option<MigLayout>>,
+    /// How jobs may share each of the placeable GPUs.
+    pub sharing: Vec<Option<Sharing>>,
 }
 
 impl HostKind {
@@ -61,6 +72,15 @@ impl HostKind {
             links: LinkMatrix::from_fn(gpus.len(), link),
             nics: inventory.nics.iter().map(|nic| near(&nic.gpu_links)).collect(),
             no_root: inventory.no_root.clone(),
+            gpu_memory: gpus.iter().map(|gpu| gpu.memory_bytes).collect(),
+            sharing: gpus
+                .iter()
+                .map(|gpu| gpu.sharing.filter(|_| gpu.drained.is_none() && gpu.mig.is_none()))
+                .collect(),
+            mig: gpus
+                .iter()
+                .map(|gpu| MigLayout::of(gpu).filter(|_| gpu.drained.is_none()))
+                .collect(),
             placeable: placeable.fold(0, |mask, (position, _)| mask | 1 << position),
         }
     }
@@ -81,6 +101,29 @@ impl HostKind {
             return self.all();
         }
         self.gpus_where(|gpu| crate::model::resources::model_matches(pattern, &self.models[gpu]))
+    }
+
+    /// GPUs with so much memory, bytes.
+    pub(super) fn with_memory(&self, bytes: impl RangeBounds<u64>) -> u64 {
+        self.gpus_where(|gpu| bytes.contains(&self.gpu_memory[gpu]))
+    }
+
+    /// GPUs that jobs may share, in this way or in any.
+    pub(super) fn shared(&self, sharing: Option<Sharing>) -> u64 {
+        self.gpus_where(|gpu| self.sharing[gpu].is_some_and(|by| sharing.is_none_or(|wanted| wanted == by)))
+    }
+
+    /// GPUs of which not all may be given away, where nothing is held.
+    pub(super) fn parts(&self) -> impl Iterator<Item = (u8, PartRoom)> {
+        let gpus = self.mig.iter().enumerate();
+        gpus.filter(|(_, layout)| layout.is_some()).map(|(gpu, layout)| {
+            let fixed = layout.as_ref().and_then(|layout| layout.fixed.clone());
+            let room = MigRoom {
+                held: Vec::new(),
+                idle: fixed.unwrap_or_default(),
+            };
+            (gpu as u8, PartRoom::Mig(room))
+        })
     }
 
     fn gpus_where(&self, holds: impl Fn(usize) -> bool) -> u64 {

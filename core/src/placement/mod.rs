@@ -11,7 +11,9 @@ mod fit;
 mod gpu_set;
 mod hosts;
 mod kind;
+mod slices;
 mod table;
+mod units;
 mod why;
 
 use std::collections::BTreeMap;
@@ -19,11 +21,14 @@ use std::collections::BTreeMap;
 pub use bandwidth::link_bandwidth;
 pub use hosts::{Assume, Hosts, Room};
 pub use kind::{HostKind, MAX_GPUS};
+pub use slices::{Cut, MigLayout, MigRoom};
 pub use table::{Best, Demand, MAX_TABLE_GPUS, Quality, Shape, Table};
+pub use units::{PartRoom, Parts, Units};
 pub use why::{Refusal, WhyNot};
 
+pub(crate) use units::left_of_shares;
+
 use fit::Candidate;
-use gpu_set::positions;
 
 use crate::model::gpu::Inventory;
 use crate::model::gpu_unit::{GpuUnit, Slice};
@@ -51,8 +56,8 @@ impl<'a> From<&'a ResourceRequest> for Needs<'a> {
 pub struct Part {
     /// The node.
     pub node: NodeName,
-    /// GPUs: bit n is position n in [`Inventory::gpus`].
-    pub gpus: u64,
+    /// GPU units.
+    pub units: Units,
 }
 
 impl Part {
@@ -60,9 +65,7 @@ impl Part {
     pub fn allocation(&self, inventory: &Inventory, request: &ResourceRequest) -> NodeAllocation {
         NodeAllocation {
             node: self.node.clone(),
-            gpus: positions(self.gpus)
-                .filter_map(|position| Some(inventory.gpus.get(position)?.uuid.clone().into()))
-                .collect(),
+            gpus: self.units.held(inventory),
             cpus: request.cpus_per_node,
             memory_bytes: request.memory_bytes_per_node,
         }

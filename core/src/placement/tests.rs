@@ -120,6 +120,7 @@ fn view<'a>(node: &'a NodeName, inventory: &'a Inventory, free_gpus: u64) -> Vie
         inventory,
         room: Room {
             gpus: free_gpus,
+            parts: Parts::default(),
             cpus: inventory.cpus,
             memory_bytes: inventory.memory_bytes,
             unavailable: None,
@@ -138,7 +139,7 @@ fn searched(inventory: &Inventory, free: u64, request: &ResourceRequest) -> Opti
     let free = free & host.placeable;
     let count = request.gpus_per_node as usize;
     let set = gpu_set::best_set(&host, None, free, free, count, request.nvlink)?;
-    Some(positions(set.mask).collect())
+    Some(gpu_set::positions(set.mask).collect())
 }
 
 fn positions_on(host: &View<'_>, request: &ResourceRequest) -> Result<Vec<usize>, WhyNot> {
@@ -499,6 +500,7 @@ fn sixteen_gpus_with_irregular_links_are_searched_whole() {
 fn rooms() -> impl Strategy<Value = Vec<(bool, Room)>> {
     let room = (any::<u8>(), 0..5_u32, 0..3_u64, 0..6_u32).prop_map(|(gpus, cpus, memory, out)| Room {
         gpus: gpus.into(),
+        parts: Parts::default(),
         cpus: cpus * 8,
         memory_bytes: memory << 30,
         unavailable: (out == 0).then(|| "node is down".into()),

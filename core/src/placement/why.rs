@@ -7,7 +7,11 @@ use std::fmt;
 use super::fit::{Candidate, Lack, candidates, fits, lacks};
 use super::hosts::Alike;
 use super::{Assume, Hosts, Needs, Part, choose};
-use crate::model::resources::ResourceRequest;
+use crate::model::gpu_unit::WHOLE_MILLI;
+use crate::model::resources::{ResourceRequest, UnitRequest};
+
+/// Most slices of a host that are tried one by one as the nearest thing.
+const MAX_TRIED: u32 = 64;
 
 /// Why one host cannot take its part of a request.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -28,6 +32,27 @@ pub enum Refusal {
     NoFreeNvlinkSet {
         /// GPUs asked for.
         wanted: u32,
+    },
+    /// Too few slices of the profile are free, or could be cut.
+    FewerFreeSlices {
+        /// Slices asked for.
+        wanted: u32,
+        /// Profile asked for.
+        profile: String,
+    },
+    /// Too few GPUs that jobs share have so much free.
+    FewerFreeShares {
+        /// GPUs asked for.
+        wanted: u32,
+        /// Thousandths of each.
+        milli: u16,
+    },
+    /// Too few slices or GPUs with so much memory are free.
+    FewerFreeWithMemory {
+        /// GPU units asked for.
+        wanted: u32,
+        /// Bytes asked for, of each.
+        bytes: u64,
     },
     /// Too few CPUs are free.
     FewerFreeCpus {
@@ -57,6 +82,25 @@ pub enum Refusal {
         wanted: u32,
         /// Model asked for; empty: any.
         model: String,
+    },
+    /// Its GPUs, free or not, have no such slices.
+    FewerSlices {
+        /// Slices asked for.
+        wanted: u32,
+        /// Profile asked for.
+        profile: String,
+    },
+    /// It has no such GPUs that jobs may share.
+    NotShared {
+        /// GPUs asked for.
+        wanted: u32,
+    },
+    /// Too few of its GPUs and slices, free or not, have so much memory.
+    FewerWithMemory {
+        /// GPU units asked for.
+        wanted: u32,
+        /// Bytes asked for, of each.
+        bytes: u64,
     },
     /// No set of its GPUs, free or not, has NVLink between all.
     NoNvlinkSet {
@@ -92,6 +136,37 @@ impl fmt::Display for Refusal {
                 write!(f, "fewer than {wanted} free {}", gpus(*wanted, model))
             }
             Self::NoFreeNvlinkSet { wanted } => write!(f, "no {wanted} free GPUs joined by NVLink"),
+            Self::FewerFreeSlices { wanted: 1, profile } => write!(f, "no free slice {profile}"),
+            Self::FewerFreeSlices { wanted, profile } => {
+                write!(f, "fewer than {wanted} free slices {profile}")
+            }
+            Self::FewerFreeShares { wanted: 1, milli } => {
+                write!(f, "no shared GPU with {} of it free", share(*milli))
+            }
+            Self::FewerFreeShares { wanted, milli } => {
+                write!(f, "fewer than {wanted} shared GPUs with {} free", share(*milli))
+            }
+            Self::FewerFreeWithMemory { wanted: 1, bytes } => {
+                write!(f, "no free GPU or slice with {} of memory", GpuMemory(*bytes))
+            }
+            Self::FewerFreeWithMemory { wanted, bytes } => {
+                let memory = GpuMemory(*bytes);
+                write!(
+                    f,
+                    "fewer than {wanted} free GPUs or slices with {memory} of memory"
+                )
+            }
+            Self::FewerSlices { wanted: 1, profile } => write!(f, "no slice {profile}"),
+            Self::FewerSlices { wanted, profile } => write!(f, "fewer than {wanted} slices {profile}"),
+            Self::NotShared { wanted: 1 } => f.write_str("no GPU that jobs may share"),
+            Self::NotShared { wanted } => write!(f, "fewer than {wanted} GPUs that jobs may share"),
+            Self::FewerWithMemory { wanted: 1, bytes } => {
+                write!(f, "no GPU or slice with {} of memory", GpuMemory(*bytes))
+            }
+            Self::FewerWithMemory { wanted, bytes } => {
+                let memory = GpuMemory(*bytes);
+                write!(f, "fewer than {wanted} GPUs or slices with {memory} of memory")
+            }
             Self::FewerFreeCpus { wanted } => write!(f, "fewer than {wanted} free CPUs"),
             Self::LessFreeMemory { wanted } => write!(f, "less than {} of free memory", Bytes(*wanted)),
             Self::Unavailable { state } => write!(f, "node is {state}"),
@@ -175,8 +250,20 @@ pub(super) fn not(hosts: &Hosts, needs: Needs<'_>, assume: Assume) -> WhyNot {
 fn refusal(hosts: &Hosts, lack: Lack, request: &ResourceRequest) -> Refusal {
     let wanted = request.gpus_per_node;
     let model = request.gpu_model.clone();
+    let bytes = request.gpu_memory_bytes;
+    let (profile, milli) = match &request.unit {
+        UnitRequest::Mig(profile) => (profile.clone(), 0),
+        UnitRequest::Share { milli, .. } => (String::new(), *milli),
+        UnitRequest::Whole | UnitRequest::Least => (String::new(), 0),
+    };
     match lack {
         Lack::FreeGpus => Refusal::FewerFreeGpus { wanted, model },
+        Lack::FreeSlices => Refusal::FewerFreeSlices { wanted, profile },
+        Lack::Slices => Refusal::FewerSlices { wanted, profile },
+        Lack::FreeShares => Refusal::FewerFreeShares { wanted, milli },
+        Lack::Shares => Refusal::NotShared { wanted },
+        Lack::FreeLeast => Refusal::FewerFreeWithMemory { wanted, bytes },
+        Lack::Least | Lack::GpuMemory => Refusal::FewerWithMemory { wanted, bytes },
         Lack::FreeNvlinkSet => Refusal::NoFreeNvlinkSet { wanted },
         Lack::FreeCpus => Refusal::FewerFreeCpus {
             wanted: request.cpus_per_node,
@@ -265,16 +352,16 @@ impl<'a> Near<'a> {
             nvlink: false,
             ..request.clone()
         })?;
-        let gpus = gpus_text(request.gpus_per_node);
+        let gpus = units_text(request, request.gpus_per_node);
         Some(format!("{gpus} not all joined by NVLink on {place}"))
     }
 
     fn fewer_gpus(&self) -> Option<String> {
         let request = self.request;
-        let free = self
-            .hosts
-            .same_gpus(self.assume)
-            .map(|group| group.gpus.count_ones());
+        let free = self.hosts.same_gpus(self.assume).map(|group| match request.unit {
+            UnitRequest::Whole => group.gpus.count_ones(),
+            UnitRequest::Mig(_) | UnitRequest::Share { .. } | UnitRequest::Least => MAX_TRIED,
+        });
         let counts = (1..request.gpus_per_node.min(free.max()?.saturating_add(1))).rev();
         let mut placed = counts.filter_map(|count| {
             let place = self.place_of(&ResourceRequest {
@@ -286,7 +373,7 @@ impl<'a> Near<'a> {
             } else {
                 ""
             };
-            Some(format!("{}{joined} on {place}", gpus_text(count)))
+            Some(format!("{}{joined} on {place}", units_text(request, count)))
         });
         placed.next()
     }
@@ -377,7 +464,7 @@ impl<'a> Near<'a> {
         let models: Vec<&str> = models.into_iter().collect();
         Some(format!(
             "{} ({}) on {}",
-            gpus_text(relaxed.gpus_per_node),
+            units_text(&relaxed, relaxed.gpus_per_node),
             models.join(", "),
             names_of(&parts)
         ))
@@ -390,11 +477,31 @@ fn names_of(parts: &[Part]) -> String {
     format!("{each}{}", names.join(", "))
 }
 
-fn gpus_text(count: u32) -> String {
-    if count == 1 {
-        "1 GPU".into()
-    } else {
-        format!("{count} GPUs")
+/// "4 GPUs", "2 slices 1g.10gb", "a 0.5 share of 1 GPU".
+fn units_text(request: &ResourceRequest, count: u32) -> String {
+    let s = if count == 1 { "" } else { "s" };
+    match &request.unit {
+        UnitRequest::Whole => format!("{count} GPU{s}"),
+        UnitRequest::Mig(profile) => format!("{count} slice{s} {profile}"),
+        UnitRequest::Share { milli, .. } => format!("{} of {count} GPU{s}", share(*milli)),
+        UnitRequest::Least => {
+            let memory = GpuMemory(request.gpu_memory_bytes);
+            format!("{count} GPU{s} or slice{s} with {memory}")
+        }
+    }
+}
+
+/// "0.5".
+fn share(milli: u16) -> f64 {
+    f64::from(milli) / f64::from(WHOLE_MILLI)
+}
+
+/// Memory of a GPU, in the units of its makers' names: 80 GB.
+struct GpuMemory(u64);
+
+impl fmt::Display for GpuMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} GB", self.0 as f64 / 1e9)
     }
 }
 

@@ -6,10 +6,11 @@ use std::time::Duration;
 use crate::broker::input::{Caller, OpenSession};
 use crate::broker::{Broker, Call, Reject, RejectKind, Reply};
 use crate::model::gpu::Inventory;
+use crate::model::gpu_unit::WHOLE_MILLI;
 use crate::model::ids::{JobId, SessionId, SessionName, UserName};
 use crate::model::job::{Job, JobKind, Phase};
 use crate::model::policy::Refusal;
-use crate::model::resources::{ResourceRequest, model_matches};
+use crate::model::resources::{ResourceRequest, UnitRequest, model_matches};
 use crate::model::session::{Session, SessionSpec};
 use crate::model::time::Timestamp;
 
@@ -235,6 +236,9 @@ impl Broker {
                 ));
             }
         }
+        if request.unit != UnitRequest::Whole && request.nvlink {
+            return invalid("NVLink joins whole GPUs only, no slices and no shares".to_owned());
+        }
         if request.nodes == 0 {
             return invalid("0 nodes were asked for; at least 1 is needed".to_owned());
         }
@@ -295,6 +299,8 @@ impl Broker {
     fn default_sizes(&self, request: &mut ResourceRequest) {
         let settings = &self.state.settings;
         let gpus = request.gpus_per_node;
+        // GPUs in thousandths: of slices and shares a part.
+        let milli = u64::from(gpus) * u64::from(request.unit.milli());
         let matching = |inventory: &Inventory| {
             let all = inventory.gpus.iter();
             all.filter(|gpu| model_matches(&request.gpu_model, &gpu.model))
@@ -305,7 +311,7 @@ impl Broker {
             let meant = all.filter(|inventory| inventory.cpus > 0 && matching(inventory) >= least);
             meant.collect::<Vec<_>>()
         };
-        let mut hosts = have(gpus as usize);
+        let mut hosts = have(milli.div_ceil(u64::from(WHOLE_MILLI)) as usize);
         if hosts.is_empty() {
             // Refused in any case; the reason is then the GPUs, and not what they would have come with.
             hosts = have(1);
@@ -314,15 +320,16 @@ impl Broker {
             if gpus == 0 {
                 of
             } else {
-                of * u64::from(gpus).min(have as u64) / have.max(1) as u64
+                let have = have as u64 * u64::from(WHOLE_MILLI);
+                (u128::from(of) * u128::from(milli.min(have)) / u128::from(have.max(1))) as u64
             }
         };
         let (mut cpus, mut memory) = if gpus == 0 {
             (u64::from(settings.cpus), settings.memory)
         } else {
             (
-                u64::from(settings.cpus_per_gpu) * u64::from(gpus),
-                settings.memory_per_gpu * u64::from(gpus),
+                u64::from(settings.cpus_per_gpu) * milli / u64::from(WHOLE_MILLI),
+                settings.memory_per_gpu / u64::from(WHOLE_MILLI) * milli,
             )
         };
         for inventory in hosts {
