@@ -176,13 +176,14 @@ impl Free<'_> {
             .into_iter()
             .map(|(memory, profile)| (memory, Some(profile)))
             .collect();
-        sizes.extend(positions(right & host.placeable).map(|gpu| (host.gpu_memory[gpu], None)));
+        let large = right & host.placeable & host.with_memory(request.gpu_memory_bytes..);
+        sizes.extend(positions(large).map(|gpu| (host.gpu_memory[gpu], None)));
         sizes.sort_unstable();
         sizes.dedup();
         sizes.into_iter().find_map(|(memory, profile)| {
             let chosen = match profile {
                 Some(profile) => self.slices(right, profile, count),
-                None => self.whole(right & host.with_memory(..=memory), request),
+                None => self.whole(large & host.with_memory(..=memory), request),
             };
             chosen.map(|chosen| Chosen { memory, ..chosen })
         })

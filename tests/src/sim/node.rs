@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use carrel_core::agent::{
     Action, Agent, ContainerEvent, Found, FoundState, Holding, Input, Ledger, Myself, Now,
 };
-use carrel_core::model::gpu::{GpuInfo, Inventory};
+use carrel_core::model::gpu::{GpuInfo, Inventory, Mig, MigProfile};
+use carrel_core::model::gpu_unit::Sharing;
 use carrel_core::model::ids::{ClusterId, GpuUuid, JobKey, NodeName};
 use carrel_core::model::job::FenceReport;
 use carrel_core::model::node::{Desired, DesiredJob, Observed};
@@ -128,6 +129,28 @@ pub struct Node {
     mutant: Option<Mutant>,
 }
 
+/// Cut into slices of two sizes, as they are wanted.
+fn mig() -> Mig {
+    let profile = |name: &str, compute: u8, width: u8, starts: &[u8]| MigProfile {
+        name: name.into(),
+        id: width.into(),
+        compute,
+        memory_bytes: u64::from(width) * (10 << 30),
+        width,
+        starts: starts.to_vec(),
+        most: starts.len() as u8,
+    };
+    Mig {
+        profiles: vec![
+            profile("1g.10gb", 1, 1, &[0, 1, 2, 3, 4, 5, 6]),
+            profile("3g.40gb", 3, 4, &[0, 4]),
+            profile("7g.80gb", 7, 8, &[0]),
+        ],
+        instances: Vec::new(),
+        recut: true,
+    }
+}
+
 impl Node {
     /// A host that has joined, with its agent up.
     pub fn new(name: &str, cluster: &ClusterId, now: u64, skew: i64, mutant: Option<Mutant>) -> Self {
@@ -161,9 +184,9 @@ impl Node {
         node
     }
 
-    /// Four GPUs joined by NVLink in pairs.
+    /// Four GPUs joined by NVLink in pairs, of which jobs may share the first two; and one in MIG mode.
     fn inventory(&self) -> Inventory {
-        let gpus = (0..GPUS).map(|index| GpuInfo {
+        let gpus = (0..=GPUS).map(|index| GpuInfo {
             uuid: gpu(&self.name, index),
             index,
             model: "NVIDIA A100-PCIE-80GB".into(),
@@ -171,8 +194,8 @@ impl Node {
             pci_address: format!("00000000:{index:02X}:00.0"),
             numa_node: Some(index / 2),
             minor: Some(index),
-            mig: None,
-            sharing: None,
+            mig: (index == GPUS).then(mig),
+            sharing: (index < 2).then_some(Sharing::TimeSlice),
             drained: None,
             cpu_affinity: String::new(),
             nvlink_version: 3,
@@ -181,7 +204,7 @@ impl Node {
             cpus: CPUS,
             memory_bytes: MEMORY,
             gpus: gpus.collect(),
-            links: LinkMatrix::from_fn(GPUS as usize, |a, b| {
+            links: LinkMatrix::from_fn(GPUS as usize + 1, |a, b| {
                 if a / 2 == b / 2 {
                     Link::NvLink(12)
                 } else {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use carrel_core::broker::{Broker, Caller, Input, OpenSession, Reply, SessionRef, found_jobs};
 use carrel_core::model::ids::{JobId, JobKey, SessionId};
-use carrel_core::model::resources::ResourceRequest;
+use carrel_core::model::resources::{ResourceRequest, UnitRequest};
 use carrel_core::model::session::{ContainerOptions, SessionSpec};
 
 use super::node::GPUS;
@@ -63,12 +63,22 @@ impl World {
         let named = !self.rng.one_in(3);
         let name = NAMES[self.rng.below(NAMES.len() as u64) as usize];
         self.requests += 1;
+        let unit = match self.rng.below(6) {
+            0 => UnitRequest::Mig("1g.10gb".into()),
+            1 => UnitRequest::Mig("3g.40gb".into()),
+            2 => UnitRequest::Share {
+                milli: 1 + self.rng.below(900) as u16,
+                sharing: None,
+            },
+            _ => UnitRequest::Whole,
+        };
         let request = ResourceRequest {
             nodes: if self.rng.one_in(4) { 2 } else { 1 },
             // Sometimes more than there is.
             gpus_per_node: self.rng.below(u64::from(GPUS) + 2) as u32,
             gpu_model: String::new(),
-            nvlink: self.rng.one_in(3),
+            nvlink: unit == UnitRequest::Whole && self.rng.one_in(3),
+            unit,
             cpus_per_node: self.rng.below(9) as u32,
             memory_bytes_per_node: self.rng.below(64) << 30,
             ..ResourceRequest::default()

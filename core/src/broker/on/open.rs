@@ -329,7 +329,7 @@ impl Broker {
         } else {
             (
                 u64::from(settings.cpus_per_gpu) * milli / u64::from(WHOLE_MILLI),
-                settings.memory_per_gpu / u64::from(WHOLE_MILLI) * milli,
+                (u128::from(settings.memory_per_gpu) * u128::from(milli) / u128::from(WHOLE_MILLI)) as u64,
             )
         };
         for inventory in hosts {

@@ -14,11 +14,12 @@ use std::time::Duration;
 
 use super::*;
 use crate::model::audit::Origin;
-use crate::model::gpu::{GpuInfo, Inventory};
+use crate::model::gpu::{GpuInfo, Inventory, Mig, MigProfile};
+use crate::model::gpu_unit::Sharing;
 use crate::model::ids::{ClusterId, JobId, NodeName, SessionId, UserName};
 use crate::model::job::{Containment, Job, JobState};
 use crate::model::node::{EndCause, Observed, ObservedJob, ObservedPhase};
-use crate::model::resources::ResourceRequest;
+use crate::model::resources::{ResourceRequest, UnitRequest};
 use crate::model::session::{ContainerOptions, SessionSpec};
 use crate::model::time::Timestamp;
 use crate::model::topology::{Link, LinkMatrix};
@@ -60,7 +61,7 @@ fn node(name: &str) -> NodeName {
 }
 
 /// Eight H100 joined through NVSwitch, on two NUMA nodes. Nodes whose names begin with "old" cannot make
-/// users root in their containers.
+/// users root in their containers; on those with "mig" the last GPU is in MIG mode, and the first two are shared.
 fn inventory(node: &str) -> Inventory {
     let gpus = (0..8u32).map(|index| GpuInfo {
         uuid: format!("GPU-{node}-{index}").parse().expect("a UUID"),
@@ -70,8 +71,12 @@ fn inventory(node: &str) -> Inventory {
         pci_address: format!("00000000:{index:02X}:00.0"),
         numa_node: Some(index / 4),
         minor: Some(index),
-        mig: None,
-        sharing: None,
+        mig: (node.starts_with("mig") && index == 7).then(|| Mig {
+            profiles: vec![slice("3g.40gb", 3, 4, &[0, 4]), slice("7g.80gb", 7, 8, &[0])],
+            instances: Vec::new(),
+            recut: true,
+        }),
+        sharing: (node.starts_with("mig") && index < 2).then_some(Sharing::TimeSlice),
         drained: None,
         cpu_affinity: String::new(),
         nvlink_version: 4,
@@ -87,6 +92,18 @@ fn inventory(node: &str) -> Inventory {
             String::new()
         },
         ..Inventory::default()
+    }
+}
+
+fn slice(name: &str, compute: u8, width: u8, starts: &[u8]) -> MigProfile {
+    MigProfile {
+        name: name.into(),
+        id: compute.into(),
+        compute,
+        memory_bytes: u64::from(width) * (10 << 30),
+        width,
+        starts: starts.to_vec(),
+        most: starts.len() as u8,
     }
 }
 

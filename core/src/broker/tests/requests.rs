@@ -159,3 +159,98 @@ fn defaults_are_no_more_than_the_gpus_share() {
     assert_eq!(world.job(all).request.cpus_per_node, 96);
     assert_eq!(world.job(all).request.memory_bytes_per_node, 1 << 40);
 }
+
+/// A request for one GPU unit of this kind.
+fn unit(unit: UnitRequest) -> SessionSpec {
+    let mut spec = gpus(1);
+    spec.request.unit = unit;
+    spec.request.nvlink = false;
+    spec
+}
+
+/// What the job of a session holds.
+fn held(world: &World, session: SessionId) -> Vec<String> {
+    let state = world.broker.state();
+    let job = state.live_job(&state.sessions[&session]).expect("a live job");
+    let placed = job.placed().expect("it has been placed");
+    let units = placed.allocation.nodes.iter().flat_map(|part| &part.gpus);
+    units.map(ToString::to_string).collect()
+}
+
+#[test]
+fn slices_and_shares_are_held_beside_each_other() {
+    let mut world = World::new(&["mig1"]);
+    let mut start = |name: &str, what: UnitRequest| world.open("alice", open(name, unit(what))).0;
+    let half = || UnitRequest::Mig("3g.40gb".into());
+    let share = |milli| UnitRequest::Share { milli, sharing: None };
+    let sessions = [
+        start("a", half()),
+        start("b", half()),
+        start("c", share(600)),
+        start("d", share(600)),
+        start("e", share(400)),
+        start("f", UnitRequest::Whole),
+    ];
+    let held: Vec<String> = sessions
+        .iter()
+        .flat_map(|session| held(&world, *session))
+        .collect();
+    assert_eq!(
+        held,
+        [
+            "GPU-mig1-7:3g.40gb@0+4",
+            "GPU-mig1-7:3g.40gb@4+4",
+            "GPU-mig1-0:600/1000,time-slice",
+            "GPU-mig1-1:600/1000,time-slice",
+            "GPU-mig1-0:400/1000,time-slice",
+            "GPU-mig1-4",
+        ]
+    );
+    // A third half waits, with the reason, until one of them has ended.
+    let third = world.open("alice", open("g", unit(half()))).0;
+    let reason = |world: &World| {
+        let state = world.broker.state();
+        let job = state
+            .live_job(&state.sessions[&third])
+            .expect("a live job")
+            .clone();
+        crate::broker::state_reason(state, &job)
+    };
+    assert!(
+        reason(&world).contains("no free slice 3g.40gb"),
+        "{}",
+        reason(&world)
+    );
+    assert_eq!(check(world.broker.state()), []);
+}
+
+#[test]
+fn slices_that_no_node_can_have_are_refused_at_once() {
+    let mut world = World::new(&["n1"]);
+    for (what, why) in [
+        (UnitRequest::Mig("1g.10gb".into()), "no slice 1g.10gb"),
+        (
+            UnitRequest::Share {
+                milli: 500,
+                sharing: None,
+            },
+            "no GPU that jobs may share",
+        ),
+    ] {
+        let result = world.handle(Input::OpenSession(caller("alice"), open("dev", unit(what))));
+        let message = result.expect_err("refused").message;
+        assert!(message.contains(why), "{message}");
+    }
+    // What has 90 GB is no H100.
+    let mut spec = unit(UnitRequest::Least);
+    spec.request.gpu_memory_bytes = 90_000_000_000;
+    let result = world.handle(Input::OpenSession(caller("alice"), open("dev", spec.clone())));
+    let message = result.expect_err("refused").message;
+    assert!(
+        message.contains("no GPU or slice with 90 GB of memory"),
+        "{message}"
+    );
+    spec.request.gpu_memory_bytes = 80_000_000_000;
+    let session = world.open("alice", open("dev", spec)).0;
+    assert_eq!(held(&world, session), ["GPU-n1-0"]);
+}
