@@ -9,6 +9,7 @@ mod audit;
 mod change;
 mod check;
 mod desired;
+mod forecast;
 mod found;
 mod input;
 mod names;
@@ -27,6 +28,7 @@ use std::sync::Arc;
 
 pub use change::{Change, ClusterRecord};
 pub use check::{Violation, check};
+pub use forecast::{Choice, Plan, Start, plan, start_of};
 pub use found::{FoundJob, FoundPart, found_jobs, found_on};
 pub use input::{Caller, Input, OpenSession, Reply, SessionRef, SignIn};
 pub use reject::{Reject, RejectKind};
@@ -96,10 +98,7 @@ impl Broker {
         now: Timestamp,
     ) -> (Self, Vec<Change>) {
         let state = State::start(settings, records, new_cluster, nonce, now);
-        let mut broker = Self {
-            state,
-            output: Pending::default(),
-        };
+        let mut broker = Self::of(state);
         broker.output.now = now;
         broker.put_cluster();
         let incarnation = broker.state.cluster.incarnation.number;
@@ -108,6 +107,14 @@ impl Broker {
         broker.trim_audit(now);
         let output = std::mem::take(&mut broker.output);
         (broker, output.changes)
+    }
+
+    /// One that goes on from a state.
+    fn of(state: State) -> Self {
+        Self {
+            state,
+            output: Pending::default(),
+        }
     }
 
     /// Handles one input. A rejected input has changed nothing.

@@ -146,29 +146,6 @@ impl Broker {
             link.since.insert(job, link.generation);
         });
     }
-
-    /// Refuses a request that no set of this cluster's nodes could ever hold.
-    pub(super) fn must_be_possible(&self, spec: &SessionSpec) -> Result<(), Reject> {
-        let needs = Needs {
-            request: &spec.request,
-            root: spec.container.root,
-        };
-        match place(&self.state.hosts, needs, Assume::Whole) {
-            Ok(_) => Ok(()),
-            Err(why) => {
-                let hint = match why.nearest {
-                    Some(nearest) => format!("the nearest that this cluster has: {nearest}"),
-                    None => "`carrel nodes` lists what this cluster has".to_owned(),
-                };
-                let message = if self.state.nodes.is_empty() {
-                    "this cluster has no nodes yet".to_owned()
-                } else {
-                    format!("this cluster can never hold that: {}", list(&why.refusals))
-                };
-                Err(Reject::new(RejectKind::Invalid, message).hint(hint))
-            }
-        }
-    }
 }
 
 impl<'a> Needs<'a> {
@@ -252,6 +229,29 @@ fn part_room(gpu: &GpuInfo, held: &[&Slice]) -> Option<PartRoom> {
 }
 
 impl State {
+    /// Refuses a request that no set of this cluster's nodes could ever hold.
+    pub(super) fn must_be_possible(&self, spec: &SessionSpec) -> Result<(), Reject> {
+        let needs = Needs {
+            request: &spec.request,
+            root: spec.container.root,
+        };
+        match place(&self.hosts, needs, Assume::Whole) {
+            Ok(_) => Ok(()),
+            Err(why) => {
+                let hint = match why.nearest {
+                    Some(nearest) => format!("the nearest that this cluster has: {nearest}"),
+                    None => "`carrel nodes` lists what this cluster has".to_owned(),
+                };
+                let message = if self.nodes.is_empty() {
+                    "this cluster has no nodes yet".to_owned()
+                } else {
+                    format!("this cluster can never hold that: {}", list(&why.refusals))
+                };
+                Err(Reject::new(RejectKind::Invalid, message).hint(hint))
+            }
+        }
+    }
+
     /// What of a node may be given away; none: there is no such node.
     pub fn room(&self, name: &NodeName) -> Option<Room> {
         let inventory = &self.nodes.get(name)?.inventory;

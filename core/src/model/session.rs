@@ -110,3 +110,22 @@ pub struct Session {
     /// With whom it is shared, and how far.
     pub shares: BTreeMap<UserName, Share>,
 }
+
+impl Session {
+    /// One that is only thought of: the run of a job that may never be submitted.
+    pub(crate) fn of_nobody(id: SessionId, owner: &UserName, spec: SessionSpec, job: JobId) -> Self {
+        Self {
+            id,
+            name: SessionName::first(),
+            owner: owner.clone(),
+            spec,
+            created: Timestamp(0),
+            ephemeral: true,
+            removing: false,
+            job: Some(job),
+            kept_on: Vec::new(),
+            request_key: String::new(),
+            shares: BTreeMap::new(),
+        }
+    }
+}

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::broker::input::{Caller, OpenSession};
-use crate::broker::{Broker, Call, Reject, RejectKind, Reply};
+use crate::broker::{Broker, Call, Reject, RejectKind, Reply, State};
 use crate::model::gpu::Inventory;
 use crate::model::gpu_unit::WHOLE_MILLI;
 use crate::model::ids::{JobId, SessionId, SessionName, UserName};
@@ -99,10 +99,10 @@ impl Broker {
             return Ok(Reply::Session(session.id, false));
         }
         if let Some(spec) = request.spec {
-            session.spec = self.complete(spec)?;
+            session.spec = self.state.complete(spec)?;
         }
-        self.must_be_allowed(&session.owner, &session.spec)?;
-        self.must_be_possible(&session.spec)?;
+        self.state.must_be_allowed(&session.owner, &session.spec)?;
+        self.state.must_be_possible(&session.spec)?;
         session.ephemeral = request.ephemeral;
         session.request_key = request.request_key;
         let id = session.id;
@@ -119,9 +119,9 @@ impl Broker {
                 )),
             );
         };
-        let spec = self.complete(spec)?;
-        self.must_be_allowed(&caller.user, &spec)?;
-        self.must_be_possible(&spec)?;
+        let spec = self.state.complete(spec)?;
+        self.state.must_be_allowed(&caller.user, &spec)?;
+        self.state.must_be_possible(&spec)?;
         let owned = self.state.sessions_of(&caller.user).count();
         if owned >= MAX_SESSIONS_PER_USER {
             return Err(Reject::new(
@@ -206,11 +206,13 @@ impl Broker {
         self.schedule_new(now, id);
         Ok(())
     }
+}
 
+impl State {
     /// Fills in the cluster's defaults, and refuses what makes no sense.
-    fn complete(&self, mut spec: SessionSpec) -> Result<SessionSpec, Reject> {
+    pub(in crate::broker) fn complete(&self, mut spec: SessionSpec) -> Result<SessionSpec, Reject> {
         let invalid = |message: String| Err(Reject::new(RejectKind::Invalid, message));
-        let settings = &self.state.settings;
+        let settings = &self.settings;
         let request = &mut spec.request;
         for (what, value, most) in [
             ("nodes", u64::from(request.nodes), u64::from(MAX_NODES)),
@@ -285,19 +287,19 @@ impl Broker {
     }
 
     /// Refuses what operators do not let a user have.
-    fn must_be_allowed(&self, user: &UserName, spec: &SessionSpec) -> Result<(), Reject> {
-        let allowed = self
-            .state
-            .settings
-            .policy
-            .allows(user, &spec.image, &spec.container);
+    pub(in crate::broker) fn must_be_allowed(
+        &self,
+        user: &UserName,
+        spec: &SessionSpec,
+    ) -> Result<(), Reject> {
+        let allowed = self.settings.policy.allows(user, &spec.image, &spec.container);
         allowed.map_err(|Refusal { message, hint }| Reject::new(RejectKind::Denied, message).hint(hint))
     }
 
     /// CPUs and memory where none were asked for: the default, but no more than
     /// the GPUs' share of the smallest node that could be meant.
     fn default_sizes(&self, request: &mut ResourceRequest) {
-        let settings = &self.state.settings;
+        let settings = &self.settings;
         let gpus = request.gpus_per_node;
         // GPUs in thousandths: of slices and shares a part.
         let milli = u64::from(gpus) * u64::from(request.unit.milli());
@@ -307,7 +309,7 @@ impl Broker {
                 .count()
         };
         let have = |least: usize| {
-            let all = self.state.nodes.values().map(|node| &node.inventory);
+            let all = self.nodes.values().map(|node| &node.inventory);
             let meant = all.filter(|inventory| inventory.cpus > 0 && matching(inventory) >= least);
             meant.collect::<Vec<_>>()
         };

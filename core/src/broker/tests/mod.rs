@@ -1,5 +1,6 @@
 //! The state machine, seen from outside: inputs, and what they cause.
 
+mod forecast;
 mod found;
 mod inside;
 mod lifecycle;
@@ -61,7 +62,8 @@ fn node(name: &str) -> NodeName {
 }
 
 /// Eight H100 joined through NVSwitch, on two NUMA nodes. Nodes whose names begin with "old" cannot make
-/// users root in their containers; on those with "mig" the last GPU is in MIG mode, and the first two are shared.
+/// users root in their containers; on those with "mig" the last GPU is in MIG mode, and the first two are
+/// shared; on those with "pair" NVLink joins two each.
 fn inventory(node: &str) -> Inventory {
     let gpus = (0..8u32).map(|index| GpuInfo {
         uuid: format!("GPU-{node}-{index}").parse().expect("a UUID"),
@@ -85,7 +87,10 @@ fn inventory(node: &str) -> Inventory {
         cpus: 104,
         memory_bytes: 1 << 40,
         gpus: gpus.collect(),
-        links: LinkMatrix::from_fn(8, |_, _| Link::NvLink(18)),
+        links: LinkMatrix::from_fn(8, |a, b| match node.starts_with("pair") && a / 2 != b / 2 {
+            true => Link::Sys,
+            false => Link::NvLink(18),
+        }),
         no_root: if node.starts_with("old") {
             "it has Linux 5.10".to_owned()
         } else {

@@ -1,0 +1,260 @@
+//! When something would start: the broker's own passes, on a copy, while jobs end at their deadlines.
+
+use std::sync::Arc;
+
+use super::Broker;
+use super::input::Caller;
+use super::reject::Reject;
+use super::state::State;
+use crate::model::ids::{JobId, SessionId, UserName};
+use crate::model::job::{Ending, Job, JobKind, JobState, Phase};
+use crate::model::node::Observed;
+use crate::model::resources::{Allocation, ResourceRequest, UnitRequest};
+use crate::model::session::{Session, SessionSpec};
+use crate::model::time::Timestamp;
+use crate::placement::{WhyNot, worst_link};
+
+/// Ends of jobs that a forecast looks ahead to: each is a pass. Of what starts later it is said that it waits.
+const MAX_ENDS: usize = 1_000;
+
+/// A start that is to be expected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Start {
+    /// When at the latest, if nothing is extended and nobody is let in before it.
+    pub at: Timestamp,
+    /// On what.
+    pub allocation: Allocation,
+}
+
+/// One way to have what is asked for, or nearly.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// What would be asked for.
+    pub request: ResourceRequest,
+    /// When it would start; none: that cannot be said.
+    pub start: Option<Start>,
+}
+
+/// What would come of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// With all defaults filled in.
+    pub spec: SessionSpec,
+    /// What was asked for comes first, then what could be had sooner, or better.
+    pub choices: Vec<Choice>,
+    /// Why what was asked for cannot start now; none: it can, or it waits behind others.
+    pub why_not: Option<WhyNot>,
+}
+
+/// When a pending job starts; none: that cannot be said.
+pub fn start_of(state: &State, job: JobId, now: Timestamp) -> Option<Start> {
+    let mut copy = Copy::of(state, now);
+    copy.run_until(job)
+}
+
+/// What would come of a request of a user's.
+///
+/// # Errors
+/// As when the session were opened.
+pub fn plan(state: &State, caller: &Caller, spec: SessionSpec, now: Timestamp) -> Result<Plan, Reject> {
+    let spec = state.complete(spec)?;
+    state.must_be_allowed(&caller.user, &spec)?;
+    state.must_be_possible(&spec)?;
+    let start = |request: &ResourceRequest| {
+        let mut copy = Copy::of(state, now);
+        let spec = SessionSpec {
+            request: request.clone(),
+            ..spec.clone()
+        };
+        let job = copy.submit(&caller.user, spec);
+        copy.run_until(job)
+    };
+    let asked = Choice {
+        start: start(&spec.request),
+        request: spec.request.clone(),
+    };
+    let why_not = (!asked.is_now(now)).then(|| why_not(state, &spec)).flatten();
+    let mut choices = vec![asked];
+    for request in variants(&spec.request) {
+        let choice = Choice {
+            start: start(&request),
+            request,
+        };
+        if choice.is_worth_telling(state, &choices[0], now) {
+            choices.push(choice);
+        }
+    }
+    Ok(Plan {
+        spec,
+        choices,
+        why_not,
+    })
+}
+
+fn why_not(state: &State, spec: &SessionSpec) -> Option<WhyNot> {
+    let needs = crate::placement::Needs {
+        request: &spec.request,
+        root: spec.container.root,
+    };
+    super::schedule::find_place(state, needs, &[]).err()
+}
+
+/// Nearly the same: with NVLink, without it, on fewer GPUs.
+fn variants(request: &ResourceRequest) -> Vec<ResourceRequest> {
+    let whole = request.unit == UnitRequest::Whole;
+    let mut variants = Vec::new();
+    if whole && request.gpus_per_node > 1 {
+        variants.push(ResourceRequest {
+            nvlink: !request.nvlink,
+            ..request.clone()
+        });
+    }
+    let mut fewer = request.gpus_per_node;
+    while fewer > 1 {
+        fewer = fewer.next_power_of_two() / 2;
+        let part = |amount: u64| amount * u64::from(fewer) / u64::from(request.gpus_per_node);
+        variants.push(ResourceRequest {
+            gpus_per_node: fewer,
+            cpus_per_node: (part(request.cpus_per_node.into()) as u32).max(1),
+            memory_bytes_per_node: part(request.memory_bytes_per_node).max(1),
+            ..request.clone()
+        });
+    }
+    variants
+}
+
+impl Choice {
+    /// It would start at once.
+    pub fn is_now(&self, now: Timestamp) -> bool {
+        self.start.as_ref().is_some_and(|start| start.at <= now)
+    }
+
+    /// Besides what was asked for: sooner than that, or, with NVLink, better.
+    fn is_worth_telling(&self, state: &State, asked: &Self, now: Timestamp) -> bool {
+        let Some(start) = &self.start else { return false };
+        if !self.is_now(now) {
+            // Later is worth it only for the links.
+            let better = self.request.nvlink && !asked.request.nvlink;
+            return better && asked.start.as_ref().is_some_and(|asked| !joined(state, asked));
+        }
+        let more = self.request.nvlink && !asked.request.nvlink;
+        !asked.is_now(now) && !more && start.allocation != Allocation::default()
+    }
+}
+
+/// All GPUs of each of its nodes are joined by NVLink.
+fn joined(state: &State, start: &Start) -> bool {
+    start.allocation.nodes.iter().all(|part| {
+        let node = state.nodes.get(&part.node);
+        let worst = node.and_then(|node| worst_link(&node.inventory, &part.gpus));
+        worst.is_none_or(|link| link.is_nvlink())
+    })
+}
+
+/// A broker that nobody hears.
+struct Copy {
+    broker: Broker,
+    now: Timestamp,
+}
+
+impl Copy {
+    fn of(state: &State, now: Timestamp) -> Self {
+        Self {
+            broker: Broker::of(state.clone()),
+            now,
+        }
+    }
+
+    /// Queues a job behind all others.
+    fn submit(&mut self, owner: &UserName, spec: SessionSpec) -> JobId {
+        let state = &mut self.broker.state;
+        let (id, session) = (
+            JobId(state.cluster.next_job),
+            SessionId(state.cluster.next_session),
+        );
+        let job = Job {
+            id,
+            name: String::new(),
+            kind: JobKind::Interactive,
+            owner: owner.clone(),
+            session: Some(session),
+            request: spec.request.clone(),
+            time_limit: spec.time_limit,
+            submitted: self.now,
+            after: None,
+            phase: Phase::Pending {
+                reason: String::new(),
+            },
+        };
+        state.insert_job(Arc::new(job));
+        state
+            .sessions
+            .insert(session, Arc::new(Session::of_nobody(session, owner, spec, id)));
+        id
+    }
+
+    /// Lets jobs end at their deadlines, until this one has started.
+    fn run_until(&mut self, wanted: JobId) -> Option<Start> {
+        for _ in 0..MAX_ENDS {
+            self.broker.schedule(self.now);
+            let state = &self.broker.state;
+            if let Some(placed) = state.jobs.get(&wanted)?.placed() {
+                return Some(Start {
+                    at: placed.started,
+                    allocation: placed.allocation.clone(),
+                });
+            }
+            let (at, _) = *state.deadlines.get_min()?;
+            self.now = self.now.max(at);
+            while let Some((_, job)) = self.next_end() {
+                self.end(job);
+            }
+        }
+        None
+    }
+
+    fn next_end(&self) -> Option<(Timestamp, JobId)> {
+        let next = self.broker.state.deadlines.get_min().copied();
+        next.filter(|(at, _)| *at <= self.now)
+    }
+
+    /// The job is over, and its nodes say so.
+    fn end(&mut self, id: JobId) {
+        let state = &mut self.broker.state;
+        let Some(job) = state.jobs.get(&id).cloned() else {
+            return;
+        };
+        let Phase::Placed(placed) = &job.phase else { return };
+        let ending = Ending {
+            state: JobState::Timeout,
+            reason: String::new(),
+            exit_code: None,
+        };
+        let nodes: Vec<_> = placed
+            .allocation
+            .nodes
+            .iter()
+            .map(|part| part.node.clone())
+            .collect();
+        let ended = Job {
+            phase: Phase::Ended {
+                ending,
+                at: self.now,
+                last: None,
+            },
+            ..(*job).clone()
+        };
+        state.insert_job(Arc::new(ended));
+        for node in nodes {
+            state.update_link(&node, |link| {
+                if let Some(observed) = &link.observed {
+                    let jobs = observed.jobs.iter().filter(|seen| seen.key.job != id);
+                    link.observed = Some(Arc::new(Observed {
+                        jobs: jobs.cloned().collect(),
+                        ..(**observed).clone()
+                    }));
+                }
+            });
+        }
+    }
+}
