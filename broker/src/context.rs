@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use carrel_core::model::audit::AuditRecord;
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
+use tonic::Status;
 
 use crate::actor::Handle;
 use crate::agents::Agents;
@@ -15,6 +17,9 @@ use crate::control::Gateways;
 use crate::notes::Notes;
 use crate::start::Start;
 use crate::store::AuditLog;
+
+/// Forecasts at once: each may be a thousand passes, and users may ask for as many as they like.
+const FORESEEN_AT_ONCE: usize = 2;
 
 /// What every service of the broker shares.
 #[derive(Debug)]
@@ -46,6 +51,25 @@ pub struct Context {
 }
 
 impl Context {
+    /// Works out what is to come, which may take many passes: beside the broker, and few at a time.
+    ///
+    /// # Errors
+    /// It failed of itself.
+    pub async fn foresee<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Status> {
+        static TURNS: Semaphore = Semaphore::const_new(FORESEEN_AT_ONCE);
+        let failed =
+            |error: &dyn std::fmt::Display| Status::internal(format!("working it out failed: {error}"));
+        let turn = TURNS.acquire().await.map_err(|error| failed(&error))?;
+        let worked = tokio::task::spawn_blocking(move || {
+            let _turn = turn;
+            work()
+        });
+        worked.await.map_err(|error| failed(&error))
+    }
+
     /// Writes a record into the audit log.
     pub async fn note(&self, record: AuditRecord) {
         self.notes.write(&self.handle, record).await;

@@ -18,7 +18,12 @@ pub async fn announce(client: &mut Client, session: &v1::Session, progress: &mut
     let explained =
         tokio::time::timeout(PATIENCE, client.explain_job(v1::GetJobRequest { id: job.id })).await;
     let links = match explained {
-        Ok(Ok(why)) => why.into_inner().worst_links,
+        Ok(Ok(why)) => why
+            .into_inner()
+            .seats
+            .into_iter()
+            .map(|seat| seat.worst_link)
+            .collect(),
         Ok(Err(_)) | Err(_) => Vec::new(),
     };
     progress.say(format_args!(

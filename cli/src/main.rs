@@ -15,6 +15,7 @@ mod error;
 mod grant;
 mod output;
 mod paths;
+mod plan;
 mod progress;
 #[cfg(test)]
 mod reference;

@@ -200,7 +200,42 @@ pub struct Explanation {
     ahead: Vec<u64>,
     latest_start: Option<String>,
     nearest: Option<String>,
-    worst_links: Vec<String>,
+    seats: Vec<Seat>,
+}
+
+/// What a job has, or would have, on one node.
+#[derive(Debug, Serialize)]
+pub struct Seat {
+    node: String,
+    gpus: Vec<Gpu>,
+    /// Among its whole GPUs, row by row; null to itself.
+    links: Vec<Vec<Option<String>>>,
+    /// The slowest of them, and the indices of the GPUs that it joins.
+    worst_link: Option<String>,
+    worst_pair: Option<[u32; 2]>,
+    numa_nodes: Vec<u32>,
+    nics: Vec<String>,
+    cpus: u32,
+    memory_bytes: u64,
+}
+
+/// What would come of a request.
+#[derive(Debug, Serialize)]
+pub struct Plan {
+    /// What was asked for comes first.
+    choices: Vec<Choice>,
+    refusals: Vec<Refusal>,
+    nearest: Option<String>,
+}
+
+/// One way to have what was asked for, or nearly.
+#[derive(Debug, Serialize)]
+pub struct Choice {
+    request: Option<Request>,
+    /// At the latest; null: that cannot be said.
+    start: Option<String>,
+    now: bool,
+    seats: Vec<Seat>,
 }
 
 /// What kept hosts out.
@@ -589,20 +624,71 @@ impl From<v1::FoundJob> for FoundJob {
     }
 }
 
+impl From<v1::Gpu> for Gpu {
+    fn from(gpu: v1::Gpu) -> Self {
+        Self {
+            uuid: gpu.uuid,
+            index: gpu.index,
+            model: gpu.model,
+            slice: some(gpu.slice),
+            isolation: gpu.isolation,
+        }
+    }
+}
+
+impl From<v1::Refusal> for Refusal {
+    fn from(refusal: v1::Refusal) -> Self {
+        Self {
+            reason: refusal.reason,
+            hosts: refusal.hosts,
+        }
+    }
+}
+
+impl From<v1::Seat> for Seat {
+    fn from(seat: v1::Seat) -> Self {
+        let links: Vec<Option<String>> = seat.links.into_iter().map(some).collect();
+        let joined = !seat.worst_link.is_empty();
+        Self {
+            node: seat.node,
+            links: links.chunks(seat.gpus.len().max(1)).map(<[_]>::to_vec).collect(),
+            gpus: seat.gpus.into_iter().map(Into::into).collect(),
+            worst_pair: joined.then_some([seat.worst_a, seat.worst_b]),
+            worst_link: some(seat.worst_link),
+            numa_nodes: seat.numa_nodes,
+            nics: seat.nics,
+            cpus: seat.cpus,
+            memory_bytes: seat.memory_bytes,
+        }
+    }
+}
+
+impl From<v1::Plan> for Plan {
+    fn from(plan: v1::Plan) -> Self {
+        let choice = |choice: v1::Choice| Choice {
+            request: choice.request.map(Into::into),
+            start: choice.start_ms.map(rfc3339),
+            now: choice.now,
+            seats: choice.seats.into_iter().map(Into::into).collect(),
+        };
+        Self {
+            choices: plan.choices.into_iter().map(choice).collect(),
+            refusals: plan.refusals.into_iter().map(Into::into).collect(),
+            nearest: some(plan.nearest),
+        }
+    }
+}
+
 impl From<v1::Explanation> for Explanation {
     fn from(why: v1::Explanation) -> Self {
-        let refusals = why.refusals.into_iter().map(|r| Refusal {
-            reason: r.reason,
-            hosts: r.hosts,
-        });
         Self {
             job: why.job.map(Into::into),
             summary: why.summary,
-            refusals: refusals.collect(),
+            refusals: why.refusals.into_iter().map(Into::into).collect(),
             ahead: why.ahead,
             latest_start: why.latest_start_ms.map(rfc3339),
             nearest: some(why.nearest),
-            worst_links: why.worst_links,
+            seats: why.seats.into_iter().map(Into::into).collect(),
         }
     }
 }

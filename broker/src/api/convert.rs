@@ -10,7 +10,9 @@ use carrel_core::model::node::ObservedJob;
 use carrel_core::model::resources::{NodeAllocation, UnitRequest};
 use carrel_core::model::session::{Session, Share};
 use carrel_core::model::time::Timestamp;
+use carrel_core::model::topology::Link;
 use carrel_core::model::user::{ApiToken, Role, User};
+use carrel_core::placement::Seat;
 use carrel_proto::v1;
 
 use crate::store::AuditRow;
@@ -140,6 +142,28 @@ fn isolation(job: &Job) -> Option<Isolation> {
         UnitRequest::Share { sharing, .. } => sharing.map(Into::into),
     };
     held.unwrap_or_else(asked)
+}
+
+/// What a part of an allocation has.
+pub fn seat(state: &State, part: &NodeAllocation, seat: &Seat) -> v1::Seat {
+    let inventory = state.nodes.get(&part.node).map(|node| &node.inventory);
+    let index = |position: usize| {
+        let gpu = inventory.and_then(|inventory| inventory.gpus.get(position));
+        gpu.map_or(0, |gpu| gpu.index)
+    };
+    let name = |link: &Option<Link>| link.map(|link| link.to_string()).unwrap_or_default();
+    v1::Seat {
+        node: part.node.to_string(),
+        gpus: gpus(state, part),
+        links: seat.links.iter().flatten().map(name).collect(),
+        worst_link: name(&seat.worst.map(|(.., link)| link)),
+        worst_a: seat.worst.map_or(0, |(a, ..)| index(a)),
+        worst_b: seat.worst.map_or(0, |(_, b, _)| index(b)),
+        numa_nodes: seat.numa_nodes.clone(),
+        nics: seat.nics.clone(),
+        cpus: part.cpus,
+        memory_bytes: part.memory_bytes,
+    }
 }
 
 /// Index and model are those of the node's inventory as it is now.

@@ -24,6 +24,7 @@ mod list_tokens;
 mod list_users;
 mod open_session;
 mod open_stream;
+mod plan_session;
 mod put_user;
 mod read_audit;
 mod remove_session;
@@ -191,6 +192,7 @@ macro_rules! calls {
 
 calls! {
     get_cluster GetCluster: GetClusterRequest -> Cluster;
+    plan_session PlanSession: PlanSessionRequest -> Plan;
     open_session OpenSession: OpenSessionRequest -> OpenSessionResponse;
     get_session GetSession: GetSessionRequest -> Session;
     list_sessions ListSessions: ListSessionsRequest -> ListSessionsResponse;

@@ -61,7 +61,7 @@ pub(super) async fn open_session(
     }
 }
 
-fn spec(spec: v1::SessionSpec) -> Result<SessionSpec, Status> {
+pub(super) fn spec(spec: v1::SessionSpec) -> Result<SessionSpec, Status> {
     let resources = spec
         .resources
         .ok_or_else(|| invalid("the request does not say what resources it is for"))?;

@@ -18,6 +18,7 @@ pub async fn make(client: &mut TokenClient, call: Call) -> Option<Status> {
     }
     calls! {
         GetCluster get_cluster;
+        PlanSession plan_session;
         OpenSession open_session;
         GetSession get_session;
         WatchSession watch_session;

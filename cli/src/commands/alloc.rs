@@ -8,13 +8,14 @@ use crate::attach::{self, Exit, Way};
 use crate::connect::{Address, Client};
 use crate::context::{self, Context};
 use crate::error::{CliError, Kind, Result};
+use crate::plan::{self, Answer, Choose};
 use crate::progress::Progress;
 use crate::request::{self, RequestArgs};
 use crate::shell::{self, Left, SSH_FAILED};
 use crate::signals::{Signal, Signals};
 use crate::ssh::access::Access;
 use crate::ssh::client::Route;
-use crate::terminal::{is_interactive, say};
+use crate::terminal::{is_interactive, say, stderr_is_terminal};
 use crate::wait::{self, End, Limit};
 use crate::{output, view};
 
@@ -35,7 +36,9 @@ use crate::{output, view};
     carrel alloc --gpus h100:1 -t 4h --name dev\n  \
     carrel alloc -N2 --gpus-per-node=8 --no-shell\n  \
     carrel alloc --gpus 1 -- python train.py   run, free, and exit with its code\n  \
-    carrel alloc --gpus 1 --immediate=30       give up after half a minute in the queue")]
+    carrel alloc --gpus 1 --immediate=30       give up after half a minute in the queue\n  \
+    carrel alloc --gpus 1g.10gb                a MIG slice; --gpu-mem 20G: whatever has 20 GB\n  \
+    carrel alloc --gpus 8 --test-only          when it would start, and on what")]
 pub struct AllocArgs {
     /// Name of the session; without one it is made up, and forgotten at the end
     #[arg(short = 'J', long, visible_alias = "job-name", value_name = "NAME", value_parser = context::parse_new_session)]
@@ -46,6 +49,12 @@ pub struct AllocArgs {
     /// Give up if it is not granted at once, or within so many seconds
     #[arg(short = 'I', long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "0")]
     pub immediate: Option<u32>,
+    /// Say when it would start, on what, and what keeps it; ask for nothing
+    #[arg(long, conflicts_with_all = ["command", "no_shell", "immediate"])]
+    pub test_only: bool,
+    /// What to do when it is not free and something near to it is [default: ask]
+    #[arg(long, value_name = "HOW", value_enum)]
+    pub choose: Option<Choose>,
     /// Command to run instead of a shell, with its arguments
     #[arg(last = true, value_name = "CMD")]
     pub command: Vec<String>,
@@ -63,10 +72,17 @@ pub async fn run(context: &Context, args: AllocArgs) -> Result<u8> {
         image: context.config.image.clone().unwrap_or_default(),
         ..Default::default()
     };
-    let spec = args.request.over(base)?;
+    let mut spec = args.request.over(base)?;
     let mut signals = Signals::catch()?;
     let address = context.address()?;
     let mut client = crate::connect::connect(&address).await?;
+    if args.test_only {
+        let plan = plan::of(&mut client, &spec).await?;
+        return match context.json() {
+            true => output::json(&view::Plan::from(plan)).map(|()| 0),
+            false => output::text(plan::text(&plan)).map(|()| 0),
+        };
+    }
     // What could fail without the resources fails before they are asked for.
     let access = if args.no_shell {
         None
@@ -74,6 +90,16 @@ pub async fn run(context: &Context, args: AllocArgs) -> Result<u8> {
         Some(Access::prepare(&mut client, &address).await?)
     };
 
+    let how = args.choose.unwrap_or_default();
+    let person = is_interactive() && stderr_is_terminal() && args.immediate.is_none();
+    if how == Choose::Now || how == Choose::Ask && person {
+        let plan = plan::of(&mut client, &spec).await?;
+        match plan::choose(&plan, how, &mut signals).await? {
+            None => {}
+            Some(Answer::Request(request)) => spec.resources = Some(*request),
+            Some(Answer::Left(signal)) => return Ok(signal.exit_code()),
+        }
+    }
     let opened = wait::open_session(
         &mut client,
         v1::OpenSessionRequest {

@@ -5,7 +5,7 @@ use carrel_proto::v1;
 use crate::context::{self, Context, JobOrSession};
 use crate::error::Result;
 use crate::output::visible;
-use crate::{output, units, view};
+use crate::{output, plan, units, view};
 
 /// Say why a job waits, or why it is where it is.
 #[derive(Clone, Debug, clap::Args)]
@@ -33,14 +33,7 @@ pub async fn run(context: &Context, args: ExplainArgs) -> Result<u8> {
 
 fn text(why: &v1::Explanation) -> String {
     let mut text = visible(&why.summary) + "\n";
-    for refusal in &why.refusals {
-        let hosts = if refusal.hosts == 1 {
-            "1 node".to_owned()
-        } else {
-            format!("{} nodes", refusal.hosts)
-        };
-        text += &format!("  {hosts}: {}\n", visible(&refusal.reason));
-    }
+    text += &plan::refusals(&why.refusals);
     if !why.ahead.is_empty() {
         const SHOWN: usize = 20;
         let ids: Vec<_> = why.ahead.iter().take(SHOWN).map(u64::to_string).collect();
@@ -57,13 +50,7 @@ fn text(why: &v1::Explanation) -> String {
     if !why.nearest.is_empty() {
         text += &format!("Would fit now: {}\n", visible(&why.nearest));
     }
-    if !why.worst_links.is_empty() {
-        text += &format!(
-            "Slowest link among its GPUs: {}\n",
-            visible(&why.worst_links.join(", "))
-        );
-    }
-    text
+    text + &plan::seats(&why.seats)
 }
 
 #[cfg(test)]
@@ -82,7 +69,7 @@ mod tests {
             ahead: vec![3, 5],
             latest_start_ms: Some(0),
             nearest: "2 GPUs on h100-01".into(),
-            worst_links: vec![],
+            seats: vec![],
         };
         insta::assert_snapshot!(text(&why), @r"
         It waits for 4 NVLink-joined GPUs.

@@ -452,7 +452,22 @@ impl Broker for Service {
         Ok(Response::new(v1::Explanation {
             job: Some(job),
             summary: "It runs.".into(),
-            worst_links: vec!["NV18".into()],
+            seats: vec![v1::Seat {
+                worst_link: "NV18".into(),
+                ..Default::default()
+            }],
+            ..Default::default()
+        }))
+    }
+
+    async fn plan_session(&self, request: Request<v1::PlanSessionRequest>) -> Answer<v1::Plan> {
+        let spec = request.into_inner().spec.unwrap_or_default();
+        Ok(Response::new(v1::Plan {
+            choices: vec![v1::Choice {
+                request: spec.resources,
+                now: true,
+                ..Default::default()
+            }],
             ..Default::default()
         }))
     }

@@ -12,7 +12,7 @@ use crate::model::node::Observed;
 use crate::model::resources::{Allocation, ResourceRequest, UnitRequest};
 use crate::model::session::{Session, SessionSpec};
 use crate::model::time::Timestamp;
-use crate::placement::{WhyNot, worst_link};
+use crate::placement::{WhyNot, seat};
 
 /// Ends of jobs that a forecast looks ahead to: each is a pass. Of what starts later it is said that it waits.
 const MAX_ENDS: usize = 1_000;
@@ -146,8 +146,8 @@ impl Choice {
 fn joined(state: &State, start: &Start) -> bool {
     start.allocation.nodes.iter().all(|part| {
         let node = state.nodes.get(&part.node);
-        let worst = node.and_then(|node| worst_link(&node.inventory, &part.gpus));
-        worst.is_none_or(|link| link.is_nvlink())
+        let worst = node.and_then(|node| seat(&node.inventory, &part.gpus).worst);
+        worst.is_none_or(|(.., link)| link.is_nvlink())
     })
 }
 

@@ -36,7 +36,7 @@ pub use rights::{Call, Inside, Needs};
 pub use settings::Settings;
 pub use state::{NodeLink, NodeUsage, State};
 pub use view::{
-    Explanation, NodeView, explain, node_state, node_view, queue_position, rank_detail, session_state,
+    Explanation, NodeView, explain, node_state, node_view, queue_position, rank_detail, seats, session_state,
     state_reason,
 };
 

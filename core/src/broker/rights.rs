@@ -24,6 +24,7 @@ pub enum Call {
     GetJob,
     ListJobs,
     ExplainJob,
+    PlanSession,
     ListNodes,
     ListFound,
     AdoptFound,
@@ -84,7 +85,7 @@ const fn needs(
 
 impl Call {
     /// All of them.
-    pub const ALL: [Self; 31] = [
+    pub const ALL: [Self; 32] = [
         Self::GetCluster,
         Self::OpenSession,
         Self::GetSession,
@@ -100,6 +101,7 @@ impl Call {
         Self::GetJob,
         Self::ListJobs,
         Self::ExplainJob,
+        Self::PlanSession,
         Self::ListNodes,
         Self::ListFound,
         Self::AdoptFound,
@@ -143,6 +145,7 @@ impl Call {
             Self::GetJob          => needs( User,     Read,     Some(User),     None,                  Own),
             Self::ListJobs        => needs( User,     Read,     Some(User),     None,                  Own),
             Self::ExplainJob      => needs( User,     Read,     Some(User),     None,                  Own),
+            Self::PlanSession     => needs( User,     Read,     None,           None,                  No),
             Self::ListNodes       => needs( User,     Read,     None,           None,                  No),
             Self::ListFound       => needs( Operator, Full,     Some(Operator), None,                  No),
             Self::AdoptFound      => needs( Operator, Full,     Some(Operator), None,                  No),

@@ -1,5 +1,6 @@
 //! What readers want to know of a state.
 
+use super::forecast::start_of;
 use super::found::found_on;
 use super::schedule::{find_place, fits_when_free, summary};
 use super::state::{NodeUsage, State};
@@ -8,9 +9,10 @@ use crate::model::gpu_unit::Slice;
 use crate::model::ids::{GpuUuid, JobId, NodeName};
 use crate::model::job::{Job, JobState, Phase, RankStatus};
 use crate::model::node::ObservedJob;
+use crate::model::resources::{Allocation, NodeAllocation};
 use crate::model::session::{Session, SessionState};
-use crate::model::topology::Link;
-use crate::placement::{Needs, Refusal, worst_link};
+use crate::model::time::Timestamp;
+use crate::placement::{Needs, Refusal, Seat, seat};
 use crate::queue;
 
 /// The state of a session: that of its live job.
@@ -170,17 +172,25 @@ pub struct Explanation {
     pub ahead: Vec<JobId>,
     /// The nearest thing that would fit now.
     pub nearest: Option<String>,
-    /// For a placed job: the slowest link among its GPUs, node by node.
-    pub worst_links: Vec<Option<Link>>,
+    /// For a placed job: what its GPUs have, node by node.
+    pub seats: Vec<Seat>,
+    /// When it starts, if that can be said.
+    pub start: Option<Timestamp>,
+}
+
+/// What the GPUs of an allocation have, rank by rank.
+pub fn seats(state: &State, allocation: &Allocation) -> Vec<Seat> {
+    let seat = |part: &NodeAllocation| {
+        let node = state.nodes.get(&part.node);
+        node.map(|node| seat(&node.inventory, &part.gpus))
+            .unwrap_or_default()
+    };
+    allocation.nodes.iter().map(seat).collect()
 }
 
 /// Why a job waits, or how it stands.
-pub fn explain(state: &State, job: &Job) -> Explanation {
+pub fn explain(state: &State, job: &Job, now: Timestamp) -> Explanation {
     if let Some(placed) = job.last_placed() {
-        let links = placed.allocation.nodes.iter().map(|part| {
-            let node = state.nodes.get(&part.node)?;
-            worst_link(&node.inventory, &part.gpus)
-        });
         let reason = state_reason(state, job);
         let nodes: Vec<&str> = placed
             .allocation
@@ -195,7 +205,7 @@ pub fn explain(state: &State, job: &Job) -> Explanation {
         };
         return Explanation {
             summary,
-            worst_links: links.collect(),
+            seats: seats(state, &placed.allocation),
             ..Explanation::default()
         };
     }
@@ -207,10 +217,12 @@ pub fn explain(state: &State, job: &Job) -> Explanation {
     };
     let ahead: Vec<JobId> = queue::order(state).take_while(|id| *id != job.id).collect();
     let needs = Needs::of(state, job);
+    let start = start_of(state, job.id, now).map(|start| start.at);
     match find_place(state, needs, &[]) {
         Ok(_) => Explanation {
             summary: format!("it would fit now ({reason})"),
             ahead,
+            start,
             ..Explanation::default()
         },
         Err(why) => {
@@ -224,7 +236,8 @@ pub fn explain(state: &State, job: &Job) -> Explanation {
                 refusals: why.refusals,
                 nearest: why.nearest,
                 ahead,
-                worst_links: Vec::new(),
+                start,
+                ..Explanation::default()
             }
         }
     }

@@ -11,6 +11,7 @@ mod fit;
 mod gpu_set;
 mod hosts;
 mod kind;
+mod seat;
 mod slices;
 mod table;
 mod units;
@@ -21,6 +22,7 @@ use std::collections::BTreeMap;
 pub use bandwidth::link_bandwidth;
 pub use hosts::{Assume, Hosts, Room};
 pub use kind::{HostKind, MAX_GPUS};
+pub use seat::{Seat, seat};
 pub use slices::{Cut, MigLayout, MigRoom};
 pub use table::{Best, Demand, MAX_TABLE_GPUS, Quality, Shape, Table};
 pub use units::{PartRoom, Parts, Units};
@@ -31,10 +33,8 @@ pub(crate) use units::left_of_shares;
 use fit::Candidate;
 
 use crate::model::gpu::Inventory;
-use crate::model::gpu_unit::{GpuUnit, Slice};
 use crate::model::ids::NodeName;
 use crate::model::resources::{NodeAllocation, ResourceRequest};
-use crate::model::topology::Link;
 
 /// What a job's nodes must have.
 #[derive(Clone, Copy, Debug)]
@@ -84,20 +84,6 @@ pub fn place<'a>(hosts: &Hosts, needs: impl Into<Needs<'a>>, assume: Assume) -> 
 /// Whether a request fits; [`place`] without the choice and the reasons.
 pub fn fits<'a>(hosts: &Hosts, needs: impl Into<Needs<'a>>, assume: Assume) -> bool {
     fit::fits(hosts, needs.into(), assume)
-}
-
-/// The slowest link between the GPUs of a set on one host; none for fewer than two whole
-/// GPUs, or when one of them is not in the inventory.
-pub fn worst_link(inventory: &Inventory, gpus: &[GpuUnit]) -> Option<Link> {
-    let position = |unit: &GpuUnit| {
-        let known = inventory.gpus.iter().position(|gpu| gpu.uuid == unit.gpu);
-        known.filter(|_| unit.slice == Slice::Whole)
-    };
-    let set: Vec<usize> = gpus.iter().map(position).collect::<Option<_>>()?;
-    if inventory.links.len() != inventory.gpus.len() {
-        return (set.len() > 1).then_some(Link::Sys);
-    }
-    inventory.links.worst(&set)
 }
 
 /// The best `request.nodes` of the hosts that fit; none when they are fewer. A gang gets GPUs of one

@@ -5,9 +5,10 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::model::gpu::GpuInfo;
+use crate::model::gpu_unit::GpuUnit;
 use crate::model::ids::GpuUuid;
 use crate::model::resources::Allocation;
-use crate::model::topology::{LinkMatrix, Topology};
+use crate::model::topology::{Link, LinkMatrix, Topology};
 
 fn uuid(gpu: usize) -> GpuUuid {
     format!("GPU-{gpu}").parse().expect("a UUID")
@@ -356,6 +357,7 @@ fn refusals_name_what_is_missing() {
 #[test]
 fn the_worst_link_of_an_allocation() {
     let host = dgx1();
+    let worst_link = |host: &Inventory, units: &[GpuUnit]| seat(host, units).worst.map(|(.., link)| link);
     assert_eq!(
         worst_link(&host, &[uuid(0), uuid(3), uuid(2)].map(Into::into)),
         Some(Link::NvLink(1))
