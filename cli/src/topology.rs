@@ -27,6 +27,7 @@ pub fn draw(node: &v1::Node, job: impl Fn(u64) -> String) -> String {
         .zip(holders)
         .map(|(gpu, holders)| match (holders, &gpu.drained) {
             ([], Some(reason)) => format!("drained: {reason}"),
+            ([], None) if gpu.mig.is_some() => "free, in MIG mode".to_owned(),
             ([], None) => "free".to_owned(),
             (holders, _) => {
                 let text = |holder: &v1::GpuHolder| match holder.slice.as_str() {

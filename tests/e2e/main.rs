@@ -18,6 +18,7 @@ mod images;
 mod inside;
 mod lost_store;
 mod open;
+mod placement;
 mod processes;
 mod resume;
 mod root;
