@@ -2,6 +2,7 @@
 
 mod forecast;
 mod found;
+mod hardware;
 mod inside;
 mod lifecycle;
 mod nodes;
