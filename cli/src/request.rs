@@ -1,5 +1,7 @@
 //! What a session is to be: the flags that `alloc` and `open` share.
 
+mod tasks;
+
 use std::time::Duration;
 
 use carrel_proto::v1;
@@ -7,6 +9,8 @@ use carrel_proto::v1::gpu_unit_request::Unit;
 
 use crate::error::{CliError, Result};
 use crate::units::{self, GpuCount, GpuUnit};
+
+pub use tasks::TaskArgs;
 
 /// Resources and image, in Slurm's spelling.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -34,8 +38,10 @@ pub struct RequestArgs {
     #[arg(long)]
     pub nvlink: bool,
     /// CPUs (hardware threads) on each node [default: by the GPUs]
-    #[arg(short = 'c', long, visible_alias = "cpus-per-task", value_name = "CPUS", value_parser = units::parse_count, allow_hyphen_values = true)]
+    #[arg(long, value_name = "CPUS", value_parser = units::parse_count, allow_hyphen_values = true)]
     pub cpus: Option<u32>,
+    #[command(flatten)]
+    pub tasks: TaskArgs,
     /// Memory on each node: 64G; without a unit, in megabytes [default: by the GPUs]
     #[arg(long, value_name = "SIZE", value_parser = units::parse_size, allow_hyphen_values = true)]
     pub mem: Option<u64>,
@@ -118,6 +124,7 @@ impl RequestArgs {
             isolation,
             nvlink,
             cpus,
+            tasks,
             mem,
             time,
             image,
@@ -127,7 +134,8 @@ impl RequestArgs {
             root,
             no_root,
         } = self;
-        if !env.is_empty() || workdir.is_some() || !mount.is_empty() || *root || *no_root {
+        if !tasks.is_empty() || !env.is_empty() || workdir.is_some() || !mount.is_empty() || *root || *no_root
+        {
             return false;
         }
         let counts = nodes.or(*cpus).is_none() && gpus.is_none() && gpus_per_node.is_none();
@@ -144,7 +152,8 @@ impl RequestArgs {
     /// `base` with what is asked for here changed. Zeros are the cluster's defaults.
     pub fn over(&self, mut base: v1::SessionSpec) -> Result<v1::SessionSpec> {
         let mut resources = base.resources.take().unwrap_or_default();
-        resources.nodes = self.nodes.unwrap_or(resources.nodes).max(1);
+        let asked = self.nodes.or(self.tasks.nodes());
+        resources.nodes = asked.unwrap_or(resources.nodes).max(1);
         let nodes = resources.nodes;
         let gpus = match (&self.gpus, &self.gpus_per_node) {
             (Some(total), _) if total.count % nodes != 0 => {
@@ -158,7 +167,8 @@ impl RequestArgs {
             (None, Some(each)) => Some((each, each.count)),
             (None, None) => None,
         };
-        if let Some((gpus, per_node)) = gpus {
+        let by_tasks = self.tasks.gpus(nodes, gpus)?;
+        if let Some((gpus, per_node)) = gpus.or(by_tasks) {
             resources.gpus_per_node = per_node;
             resources.unit = unit_message(&gpus.unit);
             resources.gpu_memory_bytes = 0;
@@ -167,16 +177,8 @@ impl RequestArgs {
             resources.cpus_per_node = 0;
             resources.memory_bytes_per_node = 0;
         }
-        if let Some(model) = &self.gpu_model {
-            let other = gpus
-                .map(|(gpus, _)| gpus.model.as_str())
-                .filter(|m| !m.is_empty() && m != model);
-            if let Some(other) = other {
-                return Err(CliError::usage(format!(
-                    "two GPU models are asked for: {other} and {model}"
-                )));
-            }
-            resources.gpu_model.clone_from(model);
+        if let Some(model) = self.model()? {
+            model.clone_into(&mut resources.gpu_model);
         }
         resources.nvlink |= self.nvlink;
         self.set_unit(&mut resources)?;
@@ -187,8 +189,7 @@ impl RequestArgs {
                     .hint("say how many, such as --gpus 4"),
             );
         }
-        resources.cpus_per_node = self.cpus.unwrap_or(resources.cpus_per_node);
-        resources.memory_bytes_per_node = self.mem.unwrap_or(resources.memory_bytes_per_node);
+        self.tasks.set(&mut resources, self.cpus, self.mem)?;
         base.resources = Some(resources);
         base.time_limit_s = self.time.map_or(base.time_limit_s, |time| time.as_secs());
         if let Some(image) = &self.image {
@@ -213,6 +214,25 @@ impl RequestArgs {
         }
         base.root = self.root || base.root && !self.no_root;
         Ok(base)
+    }
+
+    /// The GPU model that is asked for, by whichever flags; none: any.
+    fn model(&self) -> Result<Option<&str>> {
+        let counts = [&self.gpus, &self.gpus_per_node, &self.tasks.gpus_per_task];
+        let models = counts
+            .into_iter()
+            .flatten()
+            .map(|gpus| &gpus.model)
+            .chain(&self.gpu_model);
+        let mut models = models.map(String::as_str).filter(|model| !model.is_empty());
+        let first = models.next();
+        match models.find(|other| Some(*other) != first) {
+            Some(other) => Err(CliError::usage(format!(
+                "two GPU models are asked for: {} and {other}",
+                first.unwrap_or_default()
+            ))),
+            None => Ok(first),
+        }
     }
 }
 
@@ -332,11 +352,11 @@ mod tests {
         }
     }
 
-    fn spec(line: &str) -> Result<v1::SessionSpec> {
+    pub(super) fn spec(line: &str) -> Result<v1::SessionSpec> {
         args(line).over(v1::SessionSpec::default())
     }
 
-    fn resources(line: &str) -> v1::ResourceRequest {
+    pub(super) fn resources(line: &str) -> v1::ResourceRequest {
         spec(line).unwrap().resources.unwrap()
     }
 
