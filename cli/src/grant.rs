@@ -77,6 +77,28 @@ pub fn holdings(job: &v1::Job) -> String {
     nodes.collect::<Vec<_>>().join(", ")
 }
 
+/// "0-3,48-51, memory of NUMA node 0"; with the nodes' names where there are several. Empty: none of its own.
+pub fn own_cpus(job: &v1::Job) -> String {
+    let bound = job.nodes.iter().filter(|held| !held.cpuset.is_empty());
+    let told = bound.map(|held| {
+        let place = match job.nodes.len() {
+            0 | 1 => String::new(),
+            _ => format!("{} ", held.node),
+        };
+        format!("{place}{}{}", held.cpuset, memory_of(&held.mems))
+    });
+    told.collect::<Vec<_>>().join("; ")
+}
+
+/// ", memory of NUMA node 0".
+pub fn memory_of(mems: &str) -> String {
+    match mems {
+        "" => String::new(),
+        one if one.parse::<u32>().is_ok() => format!(", memory of NUMA node {one}"),
+        several => format!(", memory of NUMA nodes {several}"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

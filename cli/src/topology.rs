@@ -6,7 +6,7 @@ use carrel_core::model::gpu::{GpuInfo, Inventory};
 use carrel_core::model::topology::{Link, LinkMatrix};
 use carrel_proto::v1;
 
-use crate::output;
+use crate::{grant, output};
 
 /// What `carrel nodes --topology` shows of a node; its job ids are made into text by `job`.
 pub fn draw(node: &v1::Node, job: impl Fn(u64) -> String) -> String {
@@ -15,8 +15,8 @@ pub fn draw(node: &v1::Node, job: impl Fn(u64) -> String) -> String {
     let note = inventory.gpu_note.clone();
     let inventory = match Inventory::try_from(inventory) {
         Ok(inventory) if !inventory.gpus.is_empty() => inventory,
-        Ok(_) if note.is_empty() => return format!("{title}, no GPUs\n"),
-        Ok(_) => return format!("{title}, no GPUs: {note}\n"),
+        Ok(_) if note.is_empty() => return format!("{title}, no GPUs\n{}", cpus(node, job)),
+        Ok(_) => return format!("{title}, no GPUs: {note}\n{}", cpus(node, job)),
         Err(error) => return format!("{title}, which told of its GPUs what cannot be: {error}\n"),
     };
     let holders = node.gpu_holders.iter().map(|gpu| gpu.holders.as_slice());
@@ -42,11 +42,21 @@ pub fn draw(node: &v1::Node, job: impl Fn(u64) -> String) -> String {
     header.extend(["NUMA", "CPUS", "NICS", "HELD BY"].map(str::to_owned));
     let rows = held.enumerate().map(|(at, held)| row(&inventory, at, held));
     format!(
-        "{title}, {}\n{}{}",
+        "{title}, {}\n{}{}{}",
         models(&inventory.gpus),
         output::grid(header, rows),
-        islands(&inventory)
+        islands(&inventory),
+        cpus(node, job)
     )
+}
+
+/// Who has CPUs of its own, a job a line.
+fn cpus(node: &v1::Node, job: impl Fn(u64) -> String) -> String {
+    let line = |held: &v1::CpuHolder| {
+        let memory = grant::memory_of(&held.mems);
+        format!("CPUs {}: {}{memory}\n", held.cpuset, job(held.job))
+    };
+    node.cpu_holders.iter().map(line).collect()
 }
 
 /// "8 NVIDIA H100 80GB HBM3".
@@ -197,6 +207,11 @@ mod tests {
             state: "MIXED".into(),
             inventory: Some((&inventory).into()),
             gpu_holders: holders.iter().map(|job| held(*job)).collect(),
+            cpu_holders: vec![v1::CpuHolder {
+                job: 7,
+                cpuset: "0-3,48-51".into(),
+                mems: "0".into(),
+            }],
             ..v1::Node::default()
         }
     }
@@ -214,7 +229,8 @@ mod tests {
              GPU1  NV4   ·     SYS   SYS   0     0-7   mlx5_0 (PIX)  free\n\
              GPU2  SYS   SYS   ·     NV4   1     0-7   mlx5_0 (PIX)  free\n\
              GPU3  SYS   SYS   NV4   ·     1     0-7   mlx5_0 (PIX)  drained: fell off\n\
-             joined by NVLink, each with each: 0 1; 2 3\n"
+             joined by NVLink, each with each: 0 1; 2 3\n\
+             CPUs 0-3,48-51: job 7, memory of NUMA node 0\n"
         );
     }
 
@@ -222,7 +238,7 @@ mod tests {
     fn what_is_joined_is_said() {
         let last = |links: &str, gpus| {
             let drawn = draw(&node(links, gpus, &[]), |job| job.to_string());
-            drawn.lines().last().unwrap().to_owned()
+            drawn.lines().rev().nth(1).unwrap().to_owned()
         };
         assert_eq!(last("PHB", 2), "no NVLink");
         assert_eq!(

@@ -40,6 +40,8 @@ pub struct NodeAllocation {
     memory_bytes: u64,
     fence: Option<Fence>,
     oom_kills: u32,
+    cpuset: Option<String>,
+    mems: Option<String>,
 }
 
 /// A fence that held when it was tried.
@@ -116,6 +118,15 @@ pub struct Node {
     version: String,
     images: Vec<String>,
     unknown_containers: Vec<String>,
+    cpu_holders: Vec<CpuHolder>,
+}
+
+/// A job that has CPUs of a node for itself.
+#[derive(Debug, Serialize)]
+pub struct CpuHolder {
+    job: u64,
+    cpuset: String,
+    mems: Option<String>,
 }
 
 /// A GPU of a node.
@@ -453,6 +464,18 @@ impl From<v1::NodeAllocation> for NodeAllocation {
                 .fence
                 .map(|v1::FenceReport { checks, micros }| Fence { checks, micros }),
             oom_kills: held.oom_kills,
+            cpuset: some(held.cpuset),
+            mems: some(held.mems),
+        }
+    }
+}
+
+impl From<v1::CpuHolder> for CpuHolder {
+    fn from(v1::CpuHolder { job, cpuset, mems }: v1::CpuHolder) -> Self {
+        Self {
+            job,
+            cpuset,
+            mems: some(mems),
         }
     }
 }
@@ -536,6 +559,7 @@ impl From<v1::Node> for Node {
             version: node.version,
             images: node.images,
             unknown_containers: node.unknown,
+            cpu_holders: node.cpu_holders.into_iter().map(Into::into).collect(),
         }
     }
 }
@@ -776,6 +800,7 @@ mod tests {
                     checks: 40,
                     micros: 900,
                 }),
+                cpuset: "0-3,48-51".into(),
                 ..Default::default()
             }],
             ..Default::default()
@@ -784,8 +809,9 @@ mod tests {
         let expected = serde_json::json!({
             "id": 17, "name": "dev", "kind": "interactive", "state": "RUNNING", "user": "alice", "reason": "",
             "submitted": "2026-01-01T00:00:00Z", "started": "2026-01-01T00:00:01Z", "deadline": null,
-            "nodes": [{"node": "h100-01", "gpus": [{"uuid": "GPU-1", "index": 3, "model": "NVIDIA H100"}],
-                       "cpus": 8, "memory_bytes": 1_073_741_824, "fence": {"checks": 40, "micros": 900}, "oom_kills": 0}],
+            "nodes": [{"node": "h100-01", "gpus": [{"uuid": "GPU-1", "index": 3, "model": "NVIDIA H100", "slice": null, "isolation": ""}],
+                       "cpus": 8, "memory_bytes": 1_073_741_824, "fence": {"checks": 40, "micros": 900}, "oom_kills": 0,
+                       "cpuset": "0-3,48-51", "mems": null}],
             "exit_code": null,
         });
         for (name, value) in expected.as_object().unwrap() {

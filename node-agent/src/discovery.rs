@@ -5,10 +5,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use carrel_core::agent::Input;
+use carrel_core::model::cpus::{CpuSet, HostCpus};
 use carrel_core::model::gpu::Inventory;
 use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 
+use crate::cpus::Kernel;
 use crate::gpu::{self, NvmlSource};
 use crate::runtime::Runtime;
 
@@ -17,16 +19,33 @@ const INTERVAL: Duration = Duration::from_mins(1);
 /// Longest wait for one look; on sick hardware NVML hangs.
 const TIMEOUT: Duration = Duration::from_mins(2);
 
+/// What a host has.
+#[derive(Clone, Debug)]
+pub struct Host {
+    /// As the broker is told.
+    pub inventory: Inventory,
+    /// Of which jobs are given their own.
+    pub cpus: HostCpus,
+}
+
+/// What is looked at at once, though it is not time.
+#[derive(Clone, Debug)]
+pub struct Changes {
+    /// The images.
+    pub images: Arc<Notify>,
+    /// Everything.
+    pub host: Arc<Notify>,
+}
+
 /// Looks once: what NVML and the kernel say, less the GPUs that containers could not be given.
 ///
 /// # Errors
 /// NVML hangs.
-pub async fn look(nvml: &NvmlSource, runtime: &Runtime) -> Result<Inventory> {
+pub async fn look(nvml: &NvmlSource, runtime: &Runtime) -> Result<Host> {
     let source = nvml.clone();
     let looking = tokio::task::spawn_blocking(move || gpu::discover(&source));
     let looked = tokio::time::timeout(TIMEOUT, looking).await;
     let mut inventory = looked.context("NVML does not answer: see dmesg on the node")??;
-    inventory.isolation = runtime.isolation();
     inventory.no_root = runtime.no_root().unwrap_or_default().to_owned();
     for gpu in &mut inventory.gpus {
         if gpu.drained.is_none()
@@ -36,7 +55,33 @@ pub async fn look(nvml: &NvmlSource, runtime: &Runtime) -> Result<Inventory> {
             gpu.drained = Some(format!("containers cannot be given it: {error:#}"));
         }
     }
-    Ok(inventory)
+    let runtime_of_task = runtime.clone();
+    let cpus = move || Kernel::default().cpus(runtime_of_task.limits().as_ref());
+    let cpus = tokio::task::spawn_blocking(cpus).await?;
+    if nvml.sizes.cpus.is_none() && !cpus.usable.is_empty() {
+        // What the parent cgroup of jobs lacks is not to be had, though this process may run there.
+        let there = u32::try_from(cpus.usable.len()).unwrap_or(u32::MAX);
+        inventory.cpus = inventory.cpus.min(there.saturating_sub(nvml.sizes.reserved_cpus));
+    }
+    inventory.isolation = format!("{}; {}", runtime.isolation(), own_cpus(&inventory, &cpus));
+    Ok(Host { inventory, cpus })
+}
+
+/// For people: whether jobs get CPUs of their own, and near to what.
+fn own_cpus(inventory: &Inventory, cpus: &HostCpus) -> String {
+    if let Some(why) = cpus.obstacle(inventory.cpus) {
+        return format!("no CPUs of a job's own ({why})");
+    }
+    let far = inventory
+        .gpus
+        .iter()
+        .filter(|gpu| cpus.near(&gpu.cpu_affinity, gpu.numa_node).is_empty());
+    let far: CpuSet = far.map(|gpu| gpu.index).collect();
+    if far.is_empty() {
+        "each job has CPUs of its own".to_owned()
+    } else {
+        format!("each job has CPUs of its own (which are near to GPU {far} is not known)")
+    }
 }
 
 /// Says what was found, for the log.
@@ -69,31 +114,31 @@ pub async fn run(
     nvml: NvmlSource,
     runtime: Runtime,
     mut last: Inventory,
-    images_changed: Arc<Notify>,
+    changes: Changes,
     inputs: mpsc::Sender<Input>,
     cancel: CancellationToken,
 ) {
     let mut due = false;
     loop {
-        let input = if due {
+        let inputs_of_host = if due {
             match look(&nvml, &runtime).await {
-                Ok(inventory) => {
+                Ok(Host { inventory, cpus }) => {
                     if inventory != last {
                         announce(&inventory);
                         last.clone_from(&inventory);
                     }
-                    Some(Input::Inventory(Box::new(inventory)))
+                    vec![Input::Inventory(Box::new(inventory)), Input::Cpus(Box::new(cpus))]
                 }
                 Err(error) => {
                     tracing::error!(
                         error = format!("{error:#}"),
                         "the host cannot be looked at; going on with what was there"
                     );
-                    None
+                    Vec::new()
                 }
             }
         } else {
-            None
+            Vec::new()
         };
         let images = match runtime.images().await {
             Ok(images) => Some(Input::Images(images)),
@@ -105,15 +150,16 @@ pub async fn run(
                 None
             }
         };
-        for input in input.into_iter().chain(images) {
+        for input in inputs_of_host.into_iter().chain(images) {
             if inputs.send(input).await.is_err() {
                 return;
             }
         }
         tokio::select! {
-            // All arms only wait; a notification is not lost, since there is one permit.
+            // All arms only wait; notifications are not lost, since each has a permit.
             () = cancel.cancelled() => return,
-            () = images_changed.notified() => due = false,
+            () = changes.images.notified() => due = false,
+            () = changes.host.notified() => due = true,
             () = tokio::time::sleep(INTERVAL) => due = true,
         }
     }

@@ -3,13 +3,14 @@
 //! [`service`] is the agent: one task that owns the core's state machine. Around it stand the
 //! [`link`] to the broker, the [`streams`] that gateways ask for, the [`jobs`] with a task for each
 //! container, what comes from [`inside`] of them, and [`discovery`]. What they stand on: [`runtime`] and [`image`] (containerd),
-//! [`gpu`] (NVML), [`cdi`].
+//! [`gpu`] (NVML), [`cpus`], [`cdi`].
 
 pub mod backoff;
 pub mod cdi;
 pub mod clock;
 pub mod commands;
 pub mod config;
+pub mod cpus;
 pub mod discovery;
 #[doc(hidden)]
 pub mod fuzzing;

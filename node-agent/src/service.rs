@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use carrel_core::agent::{Action, Agent, ContainerEvent, Found, FoundState, Holding, Input, Myself};
+use carrel_core::model::cpus::{Binding, CpuSet};
 use carrel_core::model::gpu::Inventory;
 use carrel_core::model::ids::{ClusterId, JobKey, SessionId};
 use carrel_core::model::node::{Desired, DesiredJob};
@@ -17,6 +18,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::clock::now;
 use crate::config::Config;
+use crate::cpus::Kernel;
+use crate::discovery::Changes;
 use crate::gateways::GatewaysFile;
 use crate::identity::Membership;
 use crate::inside::Upstream;
@@ -58,6 +61,7 @@ struct Service {
     inventory: watch::Sender<Inventory>,
     reports: watch::Sender<Option<v1::Observed>>,
     images_changed: Arc<Notify>,
+    host_changed: Arc<Notify>,
     /// Deletions of sessions' kept changes.
     removals: JoinSet<(SessionId, Result<(), String>)>,
     /// The containers are to be looked at, at this time.
@@ -83,7 +87,7 @@ pub async fn run(config: Config, membership: Membership, cancel: CancellationTok
     // Subscribed before the first look, so that nothing falls between.
     let runtime_events = runtime.events();
     let found = discovery::look(&config.nvml, &runtime).await?;
-    discovery::announce(&found);
+    discovery::announce(&found.inventory);
 
     let myself = Myself {
         cluster: ClusterId(membership.cluster.as_str().into()),
@@ -96,7 +100,7 @@ pub async fn run(config: Config, membership: Membership, cancel: CancellationTok
     let (inputs, inputs_in) = mpsc::channel(MAX_INPUTS);
     let (reports, reports_of_link) = watch::channel(None);
     let (tls, tls_in) = watch::channel(membership.tls());
-    let (inventory, inventory_of_jobs) = watch::channel(found.clone());
+    let (inventory, inventory_of_jobs) = watch::channel(found.inventory.clone());
     let run_dirs = runtime.clone();
     let allow_root = config.allow_root.unwrap_or_else(|| is_here(&membership.broker));
     let mut service = Service {
@@ -124,6 +128,7 @@ pub async fn run(config: Config, membership: Membership, cancel: CancellationTok
         inventory,
         reports,
         images_changed: Arc::new(Notify::new()),
+        host_changed: Arc::new(Notify::new()),
         removals: JoinSet::new(),
         look_at: None,
         foreign: None,
@@ -138,7 +143,10 @@ pub async fn run(config: Config, membership: Membership, cancel: CancellationTok
     let mut tasks = JoinSet::new();
 
     service.clear_leftovers().await;
-    service.handle(Input::Inventory(Box::new(found.clone()))).await;
+    service
+        .handle(Input::Inventory(Box::new(found.inventory.clone())))
+        .await;
+    service.handle(Input::Cpus(Box::new(found.cpus))).await;
     let world = service
         .world()
         .await
@@ -148,8 +156,11 @@ pub async fn run(config: Config, membership: Membership, cancel: CancellationTok
     tasks.spawn(discovery::run(
         config.nvml.clone(),
         runtime,
-        found,
-        Arc::clone(&service.images_changed),
+        found.inventory,
+        Changes {
+            images: Arc::clone(&service.images_changed),
+            host: Arc::clone(&service.host_changed),
+        },
         inputs,
         cancel.clone(),
     ));
@@ -370,14 +381,13 @@ impl Service {
             match action {
                 Action::Persist { synced } => self.persist(synced).await,
                 Action::Start(job) => {
-                    if let Some(event) = self.start(*job).await {
-                        answers.push_back(event);
-                    }
+                    answers.extend(self.start(*job).await);
                 }
-                Action::Adopt(key) => self.jobs.adopt(key, self.agent.lease_end_ms()),
+                Action::Adopt(key) => self.jobs.adopt(key, self.binding(key), self.agent.lease_end_ms()),
                 Action::Configure(key) => {
                     let wish = self.wishes.get(&key).cloned();
-                    self.jobs.configure(key, wish, self.agent.lease_end_ms());
+                    self.jobs
+                        .configure(key, wish, self.binding(key), self.agent.lease_end_ms());
                 }
                 Action::Stop { key, grace_ms } => {
                     tracing::info!(job = %key, grace_ms, "stopping");
@@ -407,7 +417,7 @@ impl Service {
         answers
     }
 
-    /// Starts a job, unless the ledger does not hold it: then it is tried again.
+    /// Starts a job, unless the ledger does not hold it, or its CPUs have gone: then it is tried again.
     async fn start(&mut self, job: DesiredJob) -> Option<Input> {
         let key = job.key;
         if self.unwritten.is_some() {
@@ -420,9 +430,29 @@ impl Service {
         let Some(wish) = self.wishes.get(&key).cloned() else {
             return blocked("waits for the broker".to_owned());
         };
+        let binding = self.binding(key);
+        let gone = binding.cpus.without(&self.usable_cpus().await);
+        if !gone.is_empty() {
+            // The core chooses others once it knows.
+            self.host_changed.notify_one();
+            return blocked(format!("CPUs {gone} of this node can no longer be used"));
+        }
         tracing::info!(job = %key, name = job.name, image = job.image, gpus = job.gpus.len(), "starting");
-        self.jobs.start(wish, self.agent.lease_end_ms());
+        self.jobs.start(wish, binding, self.agent.lease_end_ms());
         None
+    }
+
+    /// What the core has chosen for a job.
+    fn binding(&self, key: JobKey) -> Binding {
+        let holding = self.agent.holding(key);
+        holding.map(|holding| holding.binding.clone()).unwrap_or_default()
+    }
+
+    /// CPUs that containers can be bound to now.
+    async fn usable_cpus(&self) -> CpuSet {
+        let runtime = self.runtime.clone();
+        let usable = move || Kernel::default().usable(&runtime.limits().unwrap_or_default());
+        tokio::task::spawn_blocking(usable).await.unwrap_or_default()
     }
 
     async fn persist(&mut self, synced: bool) {
@@ -466,6 +496,7 @@ fn found(container: Container) -> Found {
             nodes: record.nodes,
             started: record.started,
             image: record.image,
+            binding: record.binding,
         },
         state: match state {
             ContainerState::Unstarted => FoundState::Unstarted,

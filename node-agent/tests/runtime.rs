@@ -4,8 +4,10 @@ mod rig;
 
 use std::os::unix::fs::MetadataExt;
 
+use carrel_core::model::cpus::{Binding, CpuSet};
 use carrel_core::model::ids::SessionId;
 use carrel_core::model::time::Timestamp;
+use carrel_node::cpus::Kernel;
 use carrel_node::runtime::{BindMount, ContainerState, Exit, HostEntry, NetworkMode, Runtime, RuntimeEvent};
 use rig::{PATIENCE, busybox_layer, cut_off, described_gpu, eventually, is_running, job, run_of, with_rig};
 
@@ -154,6 +156,60 @@ fn a_second_runtime_adopts_what_the_first_started() {
             .await;
             assert_eq!(second.remove(key).await.unwrap().code, Some(7));
             rig.assert_gone(key).await;
+        },
+    );
+}
+
+/// Programs see the CPUs and the memory nodes that the container is bound to, and nothing more; a second agent
+/// finds them in its record; its memory can be freed while it runs.
+#[test]
+fn a_container_has_the_cpus_that_it_is_bound_to() {
+    with_rig(
+        |_| {},
+        |rig| async move {
+            rig.import_busybox("tiny").await;
+            let limits = rig.runtime.limits().expect("cgroups with cpusets");
+            let usable = Kernel::default().usable(&limits);
+            let mems = limits.mems.first().expect("a memory node");
+            let script = "busybox grep -E '^(Cpus|Mems)_allowed_list' /proc/1/status; busybox nproc; busybox sleep 1000";
+            for (number, cpu) in (20..).zip(usable.iter().take(2)) {
+                let mut spec = job(number, "tiny", script);
+                spec.record.binding = Binding {
+                    cpus: CpuSet::from_iter([cpu]),
+                    mems: CpuSet::from_iter([mems]),
+                };
+                let key = spec.record.key;
+                rig.runtime.create(&spec, &rig.progress()).await.unwrap();
+                let expected = format!("Cpus_allowed_list:\t{cpu}\nMems_allowed_list:\t{mems}\n1");
+                eventually("it has said what it sees", || async {
+                    rig.runtime.init_log(key, 9).lines().count() == 3
+                })
+                .await;
+                assert_eq!(rig.runtime.init_log(key, 9), expected);
+                let second = Runtime::open(rig.options.clone()).await.unwrap();
+                let found = second.get(key).await.unwrap().expect("it is there");
+                assert_eq!(found.record.binding, spec.record.binding);
+
+                rig.runtime.free_memory(key).unwrap();
+                let process = rig.runtime.processes(key).await.unwrap()[0];
+                let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+                let line = |name: &str| {
+                    status
+                        .lines()
+                        .find_map(|line| line.strip_prefix(name))
+                        .map(str::to_owned)
+                };
+                assert_eq!(line("Mems_allowed_list:\t"), Some(limits.mems.to_string()));
+                assert_eq!(line("Cpus_allowed_list:\t"), Some(cpu.to_string()));
+            }
+            for number in 20..22 {
+                let key = job(number, "tiny", "").record.key;
+                rig.runtime.remove(key).await.unwrap();
+                rig.assert_gone(key).await;
+            }
+            rig.runtime
+                .free_memory(job(20, "tiny", "").record.key)
+                .expect("absent is fine");
         },
     );
 }

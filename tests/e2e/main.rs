@@ -7,6 +7,7 @@ mod alone;
 mod bad_input;
 mod channels;
 mod chaos;
+mod cpus;
 mod deadlines;
 mod device_login;
 mod faults;

@@ -43,6 +43,8 @@ pub struct Options {
     pub gateway_flags: Vec<String>,
     /// Flags added to every agent's.
     pub agent_flags: Vec<String>,
+    /// Nodes offer the machine's CPUs and not more, so that jobs get CPUs of their own.
+    pub own_cpus: bool,
     /// Room on a disk of the broker's own, MiB; none: it shares the host's.
     pub broker_room_mib: Option<u32>,
 }
@@ -59,6 +61,7 @@ impl Default for Options {
             broker_flags: Vec::new(),
             gateway_flags: Vec::new(),
             agent_flags: Vec::new(),
+            own_cpus: false,
             broker_room_mib: None,
         }
     }
@@ -411,7 +414,10 @@ impl Cluster {
         };
         flags.extend(["--nvml-library".into(), library.into()]);
         // As many CPUs and as much memory as tests ask for: limits, not reservations, on the machine at hand.
-        flags.extend(["--private-containerd", "--cpus", "104", "--memory", "2T"].map(Into::into));
+        flags.extend(["--private-containerd", "--memory", "2T"].map(Into::into));
+        if !options.own_cpus {
+            flags.extend(["--cpus", "104"].map(Into::into));
+        }
         if let Some(host) = options.hosts.get(index).copied().flatten() {
             flags.extend(["--cdi-dir".into(), self.cdi_dir(host).into()]);
         }

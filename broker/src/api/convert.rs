@@ -3,6 +3,7 @@
 use carrel_core::broker::{
     State, node_state, node_view, queue_position, rank_detail, session_state, state_reason,
 };
+use carrel_core::model::cpus::Binding;
 use carrel_core::model::gpu_unit::{GpuUnit, Isolation, Slice};
 use carrel_core::model::ids::{JobId, NodeName, UserName};
 use carrel_core::model::job::{Job, JobState, Phase, Placed};
@@ -105,25 +106,23 @@ pub fn job(state: &State, job: &Job, position: Option<usize>) -> v1::Job {
 
 fn allocation(state: &State, job: &Job, placed: &Placed) -> Vec<v1::NodeAllocation> {
     let configuring = job.state() == JobState::Configuring;
-    let part = |(rank, part): (usize, &NodeAllocation)| v1::NodeAllocation {
-        node: part.node.to_string(),
-        gpus: gpus(state, part),
-        cpus: part.cpus,
-        memory_bytes: part.memory_bytes,
-        fence: placed
-            .ranks
-            .get(rank)
-            .and_then(|status| status.containment.fence)
-            .map(Into::into),
-        oom_kills: placed
-            .ranks
-            .get(rank)
-            .map_or(0, |status| status.containment.oom_kills),
-        progress: if configuring {
-            rank_detail(state, job, rank).unwrap_or_default()
-        } else {
-            String::new()
-        },
+    let part = |(rank, part): (usize, &NodeAllocation)| {
+        let status = placed.ranks.get(rank).cloned().unwrap_or_default();
+        v1::NodeAllocation {
+            node: part.node.to_string(),
+            gpus: gpus(state, part),
+            cpus: part.cpus,
+            memory_bytes: part.memory_bytes,
+            fence: status.containment.fence.map(Into::into),
+            oom_kills: status.containment.oom_kills,
+            cpuset: status.binding.cpus.to_string(),
+            mems: status.binding.mems.to_string(),
+            progress: if configuring {
+                rank_detail(state, job, rank).unwrap_or_default()
+            } else {
+                String::new()
+            },
+        }
     };
     placed.allocation.nodes.iter().enumerate().map(part).collect()
 }
@@ -182,6 +181,14 @@ fn gpus(state: &State, part: &NodeAllocation) -> Vec<v1::Gpu> {
     part.gpus.iter().map(gpu).collect()
 }
 
+fn cpu_holder((job, binding): &(JobId, Binding)) -> v1::CpuHolder {
+    v1::CpuHolder {
+        job: job.0,
+        cpuset: binding.cpus.to_string(),
+        mems: binding.mems.to_string(),
+    }
+}
+
 /// A node; an empty message with its name for one that is not there.
 pub fn node(state: &State, name: &NodeName) -> v1::Node {
     let (word, reason) = node_state(state, name);
@@ -199,6 +206,7 @@ pub fn node(state: &State, name: &NodeName) -> v1::Node {
         last_contact_ms: link.map_or(0, |link| link.last_contact.millis()),
         version: record.map(|record| record.version.clone()).unwrap_or_default(),
         unknown: view.unknown.iter().map(unknown).collect(),
+        cpu_holders: view.bound.iter().map(cpu_holder).collect(),
         images: record.map(|record| record.images.clone()).unwrap_or_default(),
     }
 }

@@ -27,6 +27,8 @@ pub struct ConfigFile {
     pub(super) grace: Option<Span>,
     pub(super) cpus_per_gpu: Option<u32>,
     pub(super) memory_per_gpu: Option<Size>,
+    pub(super) cpus_reserved_per_gpu: Option<u32>,
+    pub(super) memory_reserved_per_gpu: Option<Size>,
     pub(super) cpus: Option<u32>,
     pub(super) memory: Option<Size>,
     pub(super) admins: Option<Vec<String>>,

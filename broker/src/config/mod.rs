@@ -12,6 +12,7 @@ use anyhow::{Context, Result, bail};
 use carrel_core::broker::Settings;
 use carrel_core::model::ids::UserName;
 use carrel_core::model::policy::Policy;
+use carrel_core::placement::Reserve;
 use serde::Serialize;
 
 pub use file::ConfigFile;
@@ -120,6 +121,10 @@ pub struct Config {
     pub cpus_per_gpu: u32,
     /// Memory a GPU by default.
     pub memory_per_gpu: Size,
+    /// Hardware threads that a free GPU keeps from jobs that do not hold it.
+    pub cpus_reserved_per_gpu: u32,
+    /// Memory that it keeps from them.
+    pub memory_reserved_per_gpu: Size,
     /// Hardware threads of jobs without GPUs by default.
     pub cpus: u32,
     /// Memory of jobs without GPUs by default.
@@ -219,6 +224,10 @@ impl Config {
             grace: args.grace.or(file.grace).unwrap_or(Span(defaults.grace)),
             cpus_per_gpu: file.cpus_per_gpu.unwrap_or(defaults.cpus_per_gpu),
             memory_per_gpu: file.memory_per_gpu.unwrap_or(Size(defaults.memory_per_gpu)),
+            cpus_reserved_per_gpu: file.cpus_reserved_per_gpu.unwrap_or(defaults.reserve.cpus),
+            memory_reserved_per_gpu: file
+                .memory_reserved_per_gpu
+                .unwrap_or(Size(defaults.reserve.memory_bytes)),
             cpus: file.cpus.unwrap_or(defaults.cpus),
             memory: file.memory.unwrap_or(Size(defaults.memory)),
             audit_retention: file.audit_retention.unwrap_or(Span(defaults.audit_retention)),
@@ -304,6 +313,10 @@ impl Config {
             grace: self.grace.0,
             cpus_per_gpu: self.cpus_per_gpu,
             memory_per_gpu: self.memory_per_gpu.0,
+            reserve: Reserve {
+                cpus: self.cpus_reserved_per_gpu,
+                memory_bytes: self.memory_reserved_per_gpu.0,
+            },
             cpus: self.cpus,
             memory: self.memory.0,
             policy: self.policy.clone(),

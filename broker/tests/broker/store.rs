@@ -9,6 +9,7 @@ use carrel_broker::store::{
 };
 use carrel_core::broker::{Change, ClusterRecord};
 use carrel_core::model::audit::{Action, AuditRecord, Origin};
+use carrel_core::model::cpus::Binding;
 use carrel_core::model::gpu::Inventory;
 use carrel_core::model::ids::{ClusterId, Generation, Incarnation, JobId, SessionId};
 use carrel_core::model::job::{
@@ -71,6 +72,10 @@ fn entities() -> Vec<Change> {
                     micros: 900,
                 }),
                 oom_kills: 2,
+            },
+            binding: Binding {
+                cpus: "0-3".parse().unwrap(),
+                mems: "1".parse().unwrap(),
             },
         }],
         ending: None,

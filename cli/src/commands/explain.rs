@@ -5,7 +5,7 @@ use carrel_proto::v1;
 use crate::context::{self, Context, JobOrSession};
 use crate::error::Result;
 use crate::output::visible;
-use crate::{output, plan, units, view};
+use crate::{grant, output, plan, units, view};
 
 /// Say why a job waits, or why it is where it is.
 #[derive(Clone, Debug, clap::Args)]
@@ -50,7 +50,12 @@ fn text(why: &v1::Explanation) -> String {
     if !why.nearest.is_empty() {
         text += &format!("Would fit now: {}\n", visible(&why.nearest));
     }
-    text + &plan::seats(&why.seats)
+    text += &plan::seats(&why.seats);
+    let cpus = why.job.as_ref().map(grant::own_cpus).unwrap_or_default();
+    if !cpus.is_empty() {
+        text += &format!("Own CPUs: {}\n", visible(&cpus));
+    }
+    text
 }
 
 #[cfg(test)]
@@ -60,7 +65,14 @@ mod tests {
     #[test]
     fn an_explanation_in_full() {
         let why = v1::Explanation {
-            job: None,
+            job: Some(v1::Job {
+                nodes: vec![v1::NodeAllocation {
+                    cpuset: "0-3,48-51".into(),
+                    mems: "0".into(),
+                    ..v1::NodeAllocation::default()
+                }],
+                ..v1::Job::default()
+            }),
             summary: "It waits for 4 NVLink-joined GPUs.".into(),
             refusals: vec![v1::Refusal {
                 reason: "fewer than 4 free GPUs".into(),
@@ -77,6 +89,7 @@ mod tests {
         In front: 3, 5
         Starts by 1970-01-01T00:00:00Z at the latest
         Would fit now: 2 GPUs on h100-01
+        Own CPUs: 0-3,48-51, memory of NUMA node 0
         ");
     }
 }

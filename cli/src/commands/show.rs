@@ -84,6 +84,7 @@ fn job_fields(job: &v1::Job) -> Vec<(&'static str, String)> {
         ("place in queue", queue),
         ("asked for", job.request.as_ref().map(asked).unwrap_or_default()),
         ("holds", grant::describe(job, &[])),
+        ("own CPUs", grant::own_cpus(job)),
         ("GPU model", models.into_iter().collect::<Vec<_>>().join(", ")),
         ("fence", fence(job)),
         ("out of memory", out_of_memory(job)),

@@ -2,6 +2,7 @@
 
 use super::entry::{Entry, Phase};
 use super::{Action, Agent, Holding, MAX_FENCES, Now, Removal};
+use crate::model::cpus::Binding;
 use crate::model::ids::JobKey;
 use crate::model::node::{Desired, DesiredJob, EndCause, Tombstone};
 
@@ -74,7 +75,7 @@ impl Agent {
     }
 
     /// Once for each handled input.
-    fn configure(&mut self, key: JobKey) {
+    pub(super) fn configure(&mut self, key: JobKey) {
         let action = Action::Configure(key);
         if !self.out.actions.contains(&action) {
             self.act(action);
@@ -175,6 +176,7 @@ impl Agent {
             nodes: u32::try_from(job.peers.len().max(1)).unwrap_or(u32::MAX),
             started: now.wall,
             image: job.image.clone(),
+            binding: Binding::default(),
         };
         let mut entry = Entry::new(holding, Phase::Waiting);
         entry.job = Some(job.clone());

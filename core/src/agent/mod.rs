@@ -9,6 +9,7 @@
 //! - Only its own cluster's broker is obeyed, and no start of it older than the newest seen.
 //! - Nothing is started on a GPU, CPU or byte that another job of this node still holds; what a
 //!   process of no job holds, the shell finds at the start ([`ContainerEvent::Blocked`]).
+//! - A job gets CPUs of its own, near to its GPUs, and keeps them for as long as it lives.
 //! - A job ends by a tombstone, its deadline, its lease, or by itself; never because it is not mentioned.
 //! - What has ended never starts again: ends are remembered as fences. Nor does what was lost after
 //!   it had been ready: the broker says so.
@@ -16,6 +17,7 @@
 //! - A job is released only when the shell has verified that nothing of it is left.
 
 mod adopt;
+mod binding;
 mod desired;
 mod end;
 mod entry;
@@ -30,6 +32,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::model::cpus::{Binding, HostCpus};
 use crate::model::gpu::Inventory;
 use crate::model::gpu_unit::GpuUnit;
 use crate::model::ids::{
@@ -117,6 +120,9 @@ pub struct Holding {
     /// Image that it runs; empty: not known.
     #[serde(default)]
     pub image: String,
+    /// CPUs and memory nodes that its container is bound to.
+    #[serde(default)]
+    pub binding: Binding,
 }
 
 /// A container that is there.
@@ -204,6 +210,8 @@ pub enum Input {
     SessionRemoved(SessionId, Result<(), String>),
     /// What the host has, as discovered.
     Inventory(Box<Inventory>),
+    /// Its CPUs and memory, of which jobs are given their own.
+    Cpus(Box<HostCpus>),
     /// Images that are there.
     Images(Vec<String>),
     /// Time passed.
@@ -218,11 +226,13 @@ pub enum Action {
         /// It must survive the node's crash, not only the agent's.
         synced: bool,
     },
-    /// Make and start a container; answered by [`ContainerEvent`]s. May be repeated after a `Blocked`.
+    /// Make and start a container, bound as its [`Holding`] says; answered by [`ContainerEvent`]s. May be
+    /// repeated after a `Blocked`.
     Start(Box<DesiredJob>),
-    /// Watch over a container that already runs; answered by `Ready`.
+    /// Watch over a container that already runs; answered by `Ready`. Its memory is freed where its
+    /// [`Holding`] has it bound to no node.
     Adopt(JobKey),
-    /// Tell carrel-init what has changed, and how long the lease lasts now.
+    /// Tell carrel-init what has changed, and how long the lease lasts now; memory as for `Adopt`.
     Configure(JobKey),
     /// Ask carrel-init to end; answered by `Exited`.
     Stop {
@@ -265,6 +275,8 @@ pub struct Agent {
     myself: Myself,
     /// As discovered.
     inventory: Inventory,
+    /// As discovered.
+    cpus: HostCpus,
     images: Vec<String>,
     /// Highest incarnation obeyed.
     accepted: Option<Incarnation>,
@@ -305,6 +317,7 @@ impl Agent {
         let mut agent = Self {
             myself,
             inventory: Inventory::default(),
+            cpus: HostCpus::default(),
             images: Vec::new(),
             accepted: None,
             newest: 0,
@@ -342,6 +355,7 @@ impl Agent {
                     self.out.report = true;
                 }
             }
+            Input::Cpus(cpus) => self.cpus = *cpus,
             Input::Images(images) => {
                 if self.images != images {
                     self.images = images;

@@ -2,6 +2,7 @@
 
 use super::entry::{Entry, Phase};
 use super::{Agent, MAX_SENT, Now};
+use crate::model::cpus::Binding;
 use crate::model::gpu::Inventory;
 use crate::model::ids::JobKey;
 use crate::model::node::{Observed, ObservedJob, ObservedPhase};
@@ -74,6 +75,11 @@ fn observed_job(key: JobKey, entry: &Entry) -> ObservedJob {
         nodes: holding.nodes,
         started: holding.started,
         image: holding.image.clone(),
+        binding: if holds {
+            holding.binding.clone()
+        } else {
+            Binding::default()
+        },
         containment: entry.containment,
     }
 }

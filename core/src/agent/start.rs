@@ -72,6 +72,7 @@ impl Agent {
     }
 
     fn start(&mut self, job: DesiredJob) {
+        self.bind(&job);
         let Some(entry) = self.entries.get_mut(&job.key) else {
             return;
         };

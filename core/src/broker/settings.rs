@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::model::policy::Policy;
+use crate::placement::Reserve;
 use serde::{Deserialize, Serialize};
 
 const GIB: u64 = 1 << 30;
@@ -32,6 +33,8 @@ pub struct Settings {
     pub cpus_per_gpu: u32,
     /// Memory a GPU, bytes, when none is asked for, as far as the nodes have it.
     pub memory_per_gpu: u64,
+    /// What each free GPU of a node keeps from jobs that do not hold it.
+    pub reserve: Reserve,
     /// Hardware threads of a job without GPUs when none are asked for.
     pub cpus: u32,
     /// Memory of a job without GPUs, bytes, when none is asked for.
@@ -56,6 +59,7 @@ impl Default for Settings {
             grace: Duration::from_secs(10),
             cpus_per_gpu: 12,
             memory_per_gpu: 128 * GIB,
+            reserve: Reserve::default(),
             cpus: 2,
             memory: 4 * GIB,
             policy: Policy::default(),

@@ -181,6 +181,7 @@ impl State {
             started: now,
             audit_trimmed: now,
         };
+        state.hosts.keep(state.settings.reserve);
         for record in records {
             state.apply(record);
         }

@@ -4,6 +4,7 @@ use super::forecast::start_of;
 use super::found::found_on;
 use super::schedule::{find_place, fits_when_free, summary};
 use super::state::{NodeUsage, State};
+use crate::model::cpus::Binding;
 use crate::model::gpu::Inventory;
 use crate::model::gpu_unit::Slice;
 use crate::model::ids::{GpuUuid, JobId, NodeName};
@@ -127,6 +128,8 @@ pub struct NodeView {
     pub cpus: u64,
     /// Bytes of memory held.
     pub memory: u64,
+    /// Jobs that have CPUs of their own, as the node says, in the order of their ids.
+    pub bound: Vec<(JobId, Binding)>,
     /// Containers that this broker does not know.
     pub unknown: Vec<ObservedJob>,
 }
@@ -153,7 +156,13 @@ pub fn node_view(state: &State, name: &NodeName) -> NodeView {
         all.sort();
         all
     };
+    let observed = state.links.get(name).and_then(|link| link.observed.as_deref());
+    let bound = observed.into_iter().flat_map(|observed| &observed.jobs);
+    let bound = bound.filter(|job| !job.binding.cpus.is_empty());
+    let mut bound: Vec<(JobId, Binding)> = bound.map(|job| (job.key.job, job.binding.clone())).collect();
+    bound.sort();
     NodeView {
+        bound,
         gpu_jobs: node.inventory.gpus.iter().map(|gpu| holders(&gpu.uuid)).collect(),
         cpus: usage.cpus,
         memory: usage.memory,

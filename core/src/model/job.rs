@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
+use super::cpus::Binding;
 use super::ids::{Generation, JobId, JobKey, SessionId, UserName};
 use super::resources::{Allocation, ResourceRequest};
 use super::time::Timestamp;
@@ -120,6 +121,9 @@ pub struct RankStatus {
     /// Of its container's limits.
     #[serde(default)]
     pub containment: Containment,
+    /// CPUs and memory nodes that its container is bound to, or last was.
+    #[serde(default)]
+    pub binding: Binding,
 }
 
 /// What a job has while it holds resources.

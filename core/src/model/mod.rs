@@ -1,6 +1,7 @@
 //! The vocabulary: what a cluster is made of.
 
 pub mod audit;
+pub mod cpus;
 pub mod gpu;
 pub mod gpu_unit;
 pub mod ids;

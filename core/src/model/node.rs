@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::cpus::Binding;
 use super::gpu::Inventory;
 use super::gpu_unit::GpuUnit;
 use super::ids::{ClusterId, Incarnation, JobKey, NodeName, SessionId, UserName};
@@ -119,6 +120,8 @@ pub struct ObservedJob {
     pub image: String,
     /// Of its container's limits.
     pub containment: Containment,
+    /// CPUs and memory nodes that its container is bound to.
+    pub binding: Binding,
 }
 
 /// Everything that a node is, as its agent says.

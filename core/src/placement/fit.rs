@@ -20,6 +20,10 @@ pub(super) enum Lack {
     FreeNvlinkSet,
     FreeCpus,
     FreeMemory,
+    /// CPUs that are kept for its free GPUs.
+    KeptCpus(u32),
+    /// Bytes of memory that are kept for its free GPUs.
+    KeptMemory(u64),
     AnyGpus,
     Model,
     Gpus,
@@ -153,10 +157,18 @@ fn each_fitting<'a>(
                 }
                 continue;
             }
+            let left_gpus = (alike.gpus & !chosen.set.mask).count_ones();
+            let free = (alike.cpus, alike.memory_bytes);
+            if let Some(lack) = hosts.keeps(&alike.kind.host, free, left_gpus, needs) {
+                if let Some(note) = &mut note {
+                    note(lack, alike.count());
+                }
+                continue;
+            }
             taken += alike.count();
             let candidate = Candidate {
                 chosen: chosen.clone(),
-                left_gpus: (alike.gpus & !chosen.set.mask).count_ones(),
+                left_gpus,
                 left_cpus: alike.cpus - request.cpus_per_node,
                 left_memory: alike.memory_bytes - request.memory_bytes_per_node,
                 alike,

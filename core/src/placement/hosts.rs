@@ -6,6 +6,7 @@ use std::sync::Arc;
 use imbl::{OrdMap, OrdSet};
 
 use super::kind::HostKind;
+use super::reserve::Reserve;
 use super::table::{Demand, Shape, Table};
 use super::units::{PartRoom, Parts};
 use crate::model::gpu::Inventory;
@@ -66,6 +67,8 @@ pub struct Hosts {
     groups: OrdMap<GroupKey, Group>,
     /// Number of the next kind.
     next: u32,
+    /// What each keeps for its free GPUs.
+    pub(super) reserve: Reserve,
 }
 
 /// Hosts that give a request the same GPUs; what is taken as free.
@@ -211,6 +214,7 @@ impl Hosts {
     pub fn only<'a>(&self, nodes: impl IntoIterator<Item = &'a NodeName>) -> Self {
         let mut some = Self {
             kinds: self.kinds.clone(),
+            reserve: self.reserve,
             ..Self::default()
         };
         for node in nodes {

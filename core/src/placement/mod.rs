@@ -7,10 +7,12 @@
 //! worth is lost. Hosts that are alike are looked at once ([`Hosts`]).
 
 mod bandwidth;
+pub mod cpus;
 mod fit;
 mod gpu_set;
 mod hosts;
 mod kind;
+mod reserve;
 mod seat;
 mod slices;
 mod table;
@@ -22,6 +24,7 @@ use std::collections::BTreeMap;
 pub use bandwidth::link_bandwidth;
 pub use hosts::{Assume, Hosts, Room};
 pub use kind::{HostKind, MAX_GPUS};
+pub use reserve::Reserve;
 pub use seat::{Seat, seat};
 pub use slices::{Cut, MigLayout, MigRoom};
 pub use table::{Best, Demand, MAX_TABLE_GPUS, Quality, Shape, Table};

@@ -354,6 +354,55 @@ fn refusals_name_what_is_missing() {
     assert_eq!(of(&[], &request(1)), ("there are no nodes".into(), false));
 }
 
+/// Each of eight GPUs keeps 6 of 64 CPUs and 32 of 512 GiB for whoever will hold it.
+#[test]
+fn free_gpus_keep_cpus_and_memory_for_the_jobs_that_will_hold_them() {
+    const GIB: u64 = 1 << 30;
+    let names = names(1);
+    let inventory = h100();
+    assert_eq!((inventory.cpus, inventory.memory_bytes >> 30), (64, 512));
+    let place = |free_gpus: u64, request: &ResourceRequest, reserve: Reserve| {
+        let mut hosts = Hosts::default();
+        hosts.keep(reserve);
+        hosts.set_inventory(&names[0], &inventory);
+        hosts.set_room(&names[0], view(&names[0], &inventory, free_gpus).room);
+        assert_eq!(hosts.only(&names).reserve, reserve);
+        let placed = super::place(&hosts, request, Assume::Now);
+        placed.map(|_| ()).map_err(|why| (why.to_string(), why.ever))
+    };
+    let reserve = Reserve {
+        cpus: 6,
+        memory_bytes: 32 * GIB,
+    };
+    let with = |gpus: u32, cpus: u32, gib: u64| ResourceRequest {
+        cpus_per_node: cpus,
+        memory_bytes_per_node: gib * GIB,
+        ..request(gpus)
+    };
+    let all = 0xff;
+    assert_eq!(place(all, &with(0, 16, 256), reserve), Ok(()));
+    // At once, and not after a wait that the free GPUs alone would not end.
+    let why = "48 CPUs are kept for its free GPUs (1 node)".to_owned();
+    assert_eq!(place(all, &with(0, 17, 1), reserve), Err((why, false)));
+    let why = "256 GiB of memory is kept for its free GPUs (1 node)".to_owned();
+    assert_eq!(place(all, &with(0, 1, 257), reserve), Err((why, false)));
+    // What its own GPUs keep, a job gets.
+    assert_eq!(place(all, &with(2, 28, 320), reserve), Ok(()));
+    assert!(place(all, &with(2, 29, 1), reserve).is_err());
+    assert_eq!(place(all, &with(8, 64, 512), reserve), Ok(()));
+    // GPUs that are held keep nothing.
+    assert_eq!(place(0b11, &with(0, 52, 448), reserve), Ok(()));
+    assert!(place(0b11, &with(0, 53, 1), reserve).is_err());
+    // No host keeps more than it has.
+    let much = Reserve {
+        cpus: 100,
+        memory_bytes: u64::MAX,
+    };
+    assert_eq!(place(all, &with(1, 8, 64), much), Ok(()));
+    assert!(place(all, &with(1, 9, 1), much).is_err());
+    assert_eq!(place(all, &with(0, 64, 512), Reserve::default()), Ok(()));
+}
+
 #[test]
 fn the_worst_link_of_an_allocation() {
     let host = dgx1();

@@ -64,6 +64,16 @@ pub enum Refusal {
         /// Bytes asked for.
         wanted: u64,
     },
+    /// The CPUs that are free are kept for the jobs that will hold its free GPUs.
+    CpusKept {
+        /// So many.
+        kept: u32,
+    },
+    /// The memory that is free is kept for them.
+    MemoryKept {
+        /// Bytes.
+        kept: u64,
+    },
     /// Nothing is placed on it: "down", "drained: …".
     Unavailable {
         /// In what way.
@@ -169,6 +179,8 @@ impl fmt::Display for Refusal {
             }
             Self::FewerFreeCpus { wanted } => write!(f, "fewer than {wanted} free CPUs"),
             Self::LessFreeMemory { wanted } => write!(f, "less than {} of free memory", Bytes(*wanted)),
+            Self::CpusKept { kept } => write!(f, "{kept} CPUs are kept for its free GPUs"),
+            Self::MemoryKept { kept } => write!(f, "{} of memory is kept for its free GPUs", Bytes(*kept)),
             Self::Unavailable { state } => write!(f, "node is {state}"),
             Self::NoGpus => f.write_str("no GPUs"),
             Self::NoSuchModel { model } => write!(f, "no {model}"),
@@ -271,6 +283,8 @@ fn refusal(hosts: &Hosts, lack: Lack, request: &ResourceRequest) -> Refusal {
         Lack::FreeMemory => Refusal::LessFreeMemory {
             wanted: request.memory_bytes_per_node,
         },
+        Lack::KeptCpus(kept) => Refusal::CpusKept { kept },
+        Lack::KeptMemory(kept) => Refusal::MemoryKept { kept },
         Lack::AnyGpus => Refusal::NoGpus,
         Lack::Model => Refusal::NoSuchModel { model },
         Lack::Gpus => Refusal::FewerGpus { wanted, model },

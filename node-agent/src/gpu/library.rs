@@ -5,6 +5,7 @@ use std::ffi::c_ulong;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
+use carrel_core::model::cpus::CpuSet;
 use carrel_core::model::gpu::{GpuInfo, Inventory, Mig};
 use carrel_core::model::ids::GpuUuid;
 use carrel_core::model::topology::Link;
@@ -302,8 +303,10 @@ fn numa_node(device: &Device<'_>) -> Option<u32> {
 
 /// CPUs near to the GPU, as a kernel cpulist; none: the driver does not say.
 fn cpu_affinity(device: &Device<'_>) -> Option<String> {
-    let cpus = set_bits(&device.cpu_affinity(CPU_WORDS).ok()?);
-    (!cpus.is_empty()).then(|| cpu_list(&cpus))
+    let cpus: CpuSet = set_bits(&device.cpu_affinity(CPU_WORDS).ok()?)
+        .into_iter()
+        .collect();
+    (!cpus.is_empty()).then(|| cpus.to_string())
 }
 
 fn set_bits(words: &[c_ulong]) -> Vec<u32> {
@@ -311,17 +314,6 @@ fn set_bits(words: &[c_ulong]) -> Vec<u32> {
     (0..words.len() as u32 * c_ulong::BITS)
         .filter(|at| bit(*at))
         .collect()
-}
-
-/// Ascending numbers as the kernel prints sets: "0-51,104-155".
-fn cpu_list(cpus: &[u32]) -> String {
-    let runs = cpus.chunk_by(|a, b| a + 1 == *b);
-    let text = runs.map(|run| match run {
-        [first, .., last] => format!("{first}-{last}"),
-        [one] => one.to_string(),
-        [] => String::new(),
-    });
-    text.collect::<Vec<_>>().join(",")
 }
 
 /// The GPU's NVLinks that are up, and what they end at.
@@ -463,13 +455,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn masks_become_kernel_cpulists() {
+    fn masks_become_numbers() {
         let mut words = vec![0; CPU_WORDS];
         words[0] = 0b1011;
         words[1] = 1 << 63;
         words[2] = 1;
-        assert_eq!(cpu_list(&set_bits(&words)), "0-1,3,127-128");
-        assert_eq!(cpu_list(&[]), "");
+        assert_eq!(set_bits(&words), [0, 1, 3, 127, 128]);
     }
 
     #[test]

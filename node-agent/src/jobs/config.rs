@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
+use carrel_core::model::cpus::Binding;
 use carrel_core::model::gpu::{GpuInfo, Inventory};
 use carrel_core::model::gpu_unit::GpuUnit;
 use carrel_core::model::ids::NodeName;
@@ -51,6 +52,7 @@ pub(super) fn gpus_of(inventory: &Inventory, units: &[GpuUnit]) -> Result<Vec<Gp
 pub(super) fn container(
     shared: &Shared,
     wish: &Wish,
+    binding: Binding,
     Gpus { own, others }: Gpus,
     config: &v1::InitConfig,
     lease: LeaseEnd,
@@ -98,6 +100,7 @@ pub(super) fn container(
             deadline: job.deadline,
             nodes: u32::try_from(job.peers.len().max(1)).unwrap_or(u32::MAX),
             started: crate::clock::now().wall,
+            binding,
         },
         hostname: host_name(job),
         mounts,

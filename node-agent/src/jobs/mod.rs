@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use carrel_core::agent::ContainerEvent;
+use carrel_core::model::cpus::Binding;
 use carrel_core::model::gpu::Inventory;
 use carrel_core::model::gpu_unit::GpuUnit;
 use carrel_core::model::ids::{ClusterId, JobKey, NodeName};
@@ -60,6 +61,9 @@ pub struct Wish {
 struct Wanted {
     /// None: not heard of since this agent was started.
     wish: Option<Arc<Wish>>,
+    /// CPUs and memory nodes that its container is bound to. Only that its memory is bound no longer
+    /// changes while it runs.
+    binding: Binding,
     /// End of the lease, milliseconds of `CLOCK_BOOTTIME`.
     lease_end_ms: Option<u64>,
     /// End everything, with this grace.
@@ -100,25 +104,32 @@ impl Jobs {
     }
 
     /// Makes and starts a job's container.
-    pub fn start(&mut self, wish: Arc<Wish>, lease_end_ms: Option<u64>) {
+    pub fn start(&mut self, wish: Arc<Wish>, binding: Binding, lease_end_ms: Option<u64>) {
         let key = wish.job.key;
-        self.configure(key, Some(wish), lease_end_ms);
+        self.configure(key, Some(wish), binding, lease_end_ms);
         self.command(key, Command::Start);
     }
 
     /// Watches over a container that runs already.
-    pub fn adopt(&mut self, key: JobKey, lease_end_ms: Option<u64>) {
-        self.configure(key, None, lease_end_ms);
+    pub fn adopt(&mut self, key: JobKey, binding: Binding, lease_end_ms: Option<u64>) {
+        self.configure(key, None, binding, lease_end_ms);
         self.command(key, Command::Adopt);
     }
 
-    /// Passes on a new wish, or none, and a new lease.
-    pub fn configure(&mut self, key: JobKey, wish: Option<Arc<Wish>>, lease_end_ms: Option<u64>) {
+    /// Passes on a new wish, or none, a binding, and a new lease.
+    pub fn configure(
+        &mut self,
+        key: JobKey,
+        wish: Option<Arc<Wish>>,
+        binding: Binding,
+        lease_end_ms: Option<u64>,
+    ) {
         self.handle(key).wanted.send_if_modified(|wanted| {
             let before = wanted.clone();
             if wish.is_some() {
                 wanted.wish = wish;
             }
+            wanted.binding = binding;
             wanted.lease_end_ms = lease_end_ms;
             *wanted != before
         });

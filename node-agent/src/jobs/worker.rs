@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use carrel_core::agent::ContainerEvent;
+use carrel_core::model::cpus::CpuSet;
 use carrel_core::model::gpu::GpuInfo;
 use carrel_core::model::gpu_unit::GpuUnit;
 use carrel_core::model::ids::JobKey;
@@ -108,12 +109,8 @@ impl Worker {
 
     async fn start(&mut self, watching: &mut JoinSet<()>) -> Result<(), NotStarted> {
         let shared = Arc::clone(&self.shared);
-        let wish = self
-            .wanted
-            .borrow()
-            .wish
-            .clone()
-            .context("the job to start is not known")?;
+        let Wanted { wish, binding, .. } = self.wanted.borrow().clone();
+        let wish = wish.context("the job to start is not known")?;
         let inventory = shared.inventory.borrow().clone();
         let gpus = config::Gpus::of(&inventory, &wish.job.gpus)?;
         match usage::used_by(&shared.nvml, &inventory, &wish.job.gpus).await {
@@ -127,7 +124,7 @@ impl Worker {
         let wanted = self.wanted.clone();
         let lease = LeaseEnd(Arc::new(move || wanted.borrow().lease_end_ms));
         let own = gpus.own.clone();
-        let spec = config::container(&shared, &wish, gpus, &config, lease)?;
+        let spec = config::container(&shared, &wish, binding, gpus, &config, lease)?;
         let (key, events) = (self.key, shared.events.clone());
         let progress = move |text: String| {
             // Progress is not worth waiting for: there is more of it.
@@ -245,6 +242,7 @@ async fn tell_init(
 ) {
     loop {
         let now = wanted.borrow_and_update().clone();
+        let mut bound = false;
         if made.is_none() && now.wish.is_some() {
             made = match look_up(&shared, key).await {
                 Ok(found) => Some(found),
@@ -273,13 +271,27 @@ async fn tell_init(
             if let Some(config) = &mut next.config {
                 config.banner += &config::out_of_memory(&wish.job, now.oom_kills);
             }
-            if made.record.deadline != wish.job.deadline {
-                made.record.deadline = wish.job.deadline;
+            let mut record = made.record.clone();
+            record.deadline = wish.job.deadline;
+            if now.binding.mems.is_empty() && !record.binding.mems.is_empty() {
+                match free_memory(&shared, key).await {
+                    Ok(()) => record.binding.mems = CpuSet::default(),
+                    Err(error) => {
+                        bound = true;
+                        tracing::warn!(
+                            error = format!("{error:#}"),
+                            "its memory is still bound to its nodes; trying again"
+                        );
+                    }
+                }
+            }
+            if made.record != record {
+                made.record = record;
                 if let Err(error) = shared.runtime.update_record(&made.record).await {
                     // The ledger has it.
                     tracing::warn!(
                         error = format!("{error:#}"),
-                        "the new deadline is not in the container's labels"
+                        "what changed is not in the container's labels"
                     );
                 }
             }
@@ -293,9 +305,15 @@ async fn tell_init(
         tokio::select! {
             // Both arms only wait.
             changed = wanted.changed() => if changed.is_err() { return },
-            () = tokio::time::sleep(RETRY), if missing => {}
+            () = tokio::time::sleep(RETRY), if missing || bound => {}
         }
     }
+}
+
+/// Others need the room that its memory relied on.
+async fn free_memory(shared: &Shared, key: JobKey) -> Result<()> {
+    let runtime = shared.runtime.clone();
+    tokio::task::spawn_blocking(move || runtime.free_memory(key)).await?
 }
 
 /// Serves the job's own way to the broker, once it is known whose job it is.

@@ -5,9 +5,12 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use carrel_core::model::cpus::CpuSet;
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+
+use crate::cpus::Limits;
 
 /// The cgroup hierarchies of this host.
 #[derive(Clone, Debug)]
@@ -55,6 +58,59 @@ impl Cgroups {
                 .roots
                 .iter()
                 .any(|root| root.join("cpu.cfs_quota_us").exists())
+    }
+
+    /// The hierarchy that binds to CPUs and memory nodes; none: this host's cannot.
+    fn cpuset_root(&self) -> Option<&PathBuf> {
+        let can_bind = |root: &&PathBuf| {
+            if !self.unified {
+                return root.join("cpuset.cpus").exists();
+            }
+            let controllers = fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default();
+            controllers.split_whitespace().any(|name| name == "cpuset")
+        };
+        self.roots.iter().find(can_bind)
+    }
+
+    /// What cgroups made below this one may be bound to; none: nothing can be bound on this host.
+    pub fn limits(&self, path: &str) -> Option<Limits> {
+        let root = self.cpuset_root()?;
+        let dir = root.join(path.trim_start_matches('/'));
+        // runc makes the missing ones as their parents are.
+        let there = dir.ancestors().take_while(|dir| dir.starts_with(root));
+        let read = |names: [&str; 3]| {
+            let mut found = there.clone().flat_map(|dir| names.map(|name| dir.join(name)));
+            found.find_map(|file| {
+                let set: CpuSet = fs::read_to_string(file).ok()?.parse().ok()?;
+                (!set.is_empty()).then_some(set)
+            })
+        };
+        // Version 2's name first.
+        let cpus = read(["cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"]);
+        let mems = read(["cpuset.mems.effective", "cpuset.effective_mems", "cpuset.mems"]);
+        Some(Limits {
+            cpus: cpus.unwrap_or_default(),
+            mems: mems.unwrap_or_default(),
+        })
+    }
+
+    /// Binds a cgroup's memory to no node any more. Absent is fine.
+    pub fn free_memory(&self, path: &str) -> Result<()> {
+        let Some(root) = self.cpuset_root() else {
+            return Ok(());
+        };
+        let dir = root.join(path.trim_start_matches('/'));
+        let any = match dir.parent() {
+            // Version 1 takes no empty list.
+            Some(parent) if !self.unified => fs::read_to_string(parent.join("cpuset.mems")),
+            Some(_) | None => Ok("\n".to_owned()),
+        };
+        match any.and_then(|any| fs::write(dir.join("cpuset.mems"), any)) {
+            Err(error) if !is_gone(&error) => {
+                Err(error).with_context(|| format!("freeing the memory of cgroup {}", dir.display()))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// A cgroup's directories that exist. `path` is absolute within the hierarchy.
@@ -167,6 +223,49 @@ mod tests {
             ["/sys/fs/cgroup/cpu", "/sys/fs/cgroup/unified"].map(PathBuf::from)
         );
         assert!(Cgroups::from_mounts("cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n").unified);
+    }
+
+    /// Plain files stand for the kernel's.
+    #[test]
+    fn what_may_be_bound_is_the_nearest_parent_s() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        let cgroups = |unified| Cgroups {
+            roots: vec![root.path().to_owned()],
+            unified,
+        };
+        assert_eq!(cgroups(false).limits("/carrel"), None);
+        assert_eq!(cgroups(true).limits("/carrel"), None);
+        write("cpuset.cpus", "0-7\n");
+        write("cpuset.mems", "0-1\n");
+        let limits = |unified, path: &str| {
+            let limits = cgroups(unified).limits(path).unwrap();
+            (limits.cpus.to_string(), limits.mems.to_string())
+        };
+        let all = ("0-7".to_owned(), "0-1".to_owned());
+        assert_eq!(limits(false, "/carrel/jobs"), all);
+        // One that is there and not set up yet.
+        write("carrel/cpuset.cpus", "\n");
+        assert_eq!(limits(false, "/carrel/jobs"), all);
+        write("carrel/cpuset.effective_cpus", "2-5\n");
+        assert_eq!(limits(false, "/carrel"), ("2-5".into(), "0-1".into()));
+        write("cgroup.controllers", "cpu cpuset memory\n");
+        write("cpuset.cpus.effective", "0-3\n");
+        fs::remove_dir_all(root.path().join("carrel")).unwrap();
+        assert_eq!(limits(true, "/carrel"), ("0-3".into(), "0-1".into()));
+        // Bound no longer: as the parent is in version 1, empty in version 2.
+        write("carrel/1-1/cpuset.mems", "0\n");
+        write("carrel/cpuset.mems", "0-1\n");
+        let mems = || fs::read_to_string(root.path().join("carrel/1-1/cpuset.mems")).unwrap();
+        cgroups(false).free_memory("/carrel/1-1").unwrap();
+        assert_eq!(mems(), "0-1\n");
+        cgroups(true).free_memory("/carrel/1-1").unwrap();
+        assert_eq!(mems(), "\n");
+        cgroups(true).free_memory("/carrel/2-1").unwrap();
     }
 
     #[test]

@@ -51,6 +51,7 @@ use tokio::sync::mpsc;
 use tokio_util::task::TaskTracker;
 
 use crate::cdi::Cdi;
+use crate::cpus::Limits;
 use crate::image::{ImageInfo, Progress, SharedImages};
 use cgroup::Cgroups;
 use client::{Containerd, Settled, Told};
@@ -152,7 +153,7 @@ impl Runtime {
         }))
     }
 
-    /// Replaces what is kept of a container: a new deadline.
+    /// Replaces what is kept of a container: a new deadline, another binding.
     pub async fn update_record(&self, record: &ContainerRecord) -> Result<()> {
         let containerd = &self.inner.containerd;
         let labels = [(RECORD_LABEL.to_owned(), record.label()?)].into();
@@ -270,6 +271,16 @@ impl Runtime {
     /// Processes of a container that the kernel has killed for want of memory. For use before [`Self::remove`].
     pub fn out_of_memory_kills(&self, key: JobKey) -> u32 {
         self.inner.cgroups.out_of_memory_kills(&self.cgroup(key))
+    }
+
+    /// What jobs' containers may be bound to; none: this host's cgroups cannot bind. Blocks.
+    pub fn limits(&self) -> Option<Limits> {
+        self.inner.cgroups.limits(&self.inner.cgroup_parent)
+    }
+
+    /// Binds a container's memory to no node any more. Absent is fine. Blocks.
+    pub fn free_memory(&self, key: JobKey) -> Result<()> {
+        self.inner.cgroups.free_memory(&self.cgroup(key))
     }
 
     /// The job's cgroup, absolute within each hierarchy.

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
+use carrel_core::model::cpus::Binding;
 use carrel_core::model::gpu::GpuInfo;
 use carrel_core::model::gpu_unit::GpuUnit;
 use carrel_core::model::ids::{Generation, JobId, JobKey, SessionId};
@@ -53,6 +54,9 @@ pub struct ContainerRecord {
     /// When this node took it in.
     #[serde(default)]
     pub started: Timestamp,
+    /// CPUs and memory nodes that it is bound to; none of containers from before that was kept.
+    #[serde(default)]
+    pub binding: Binding,
 }
 
 impl ContainerRecord {

@@ -6,6 +6,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use carrel_core::model::cpus::Binding;
 use carrel_proto::inside;
 use serde_json::{Value, json};
 
@@ -342,6 +343,14 @@ fn resources(parts: &Parts<'_>, mut device_rules: Vec<Value>) -> Value {
         cpu["quota"] = json!(cpus * CPU_PERIOD_US);
         cpu["period"] = json!(CPU_PERIOD_US);
     }
+    // Version 1's names; runc writes the like in version 2.
+    let Binding { cpus, mems } = &record.binding;
+    if !cpus.is_empty() {
+        cpu["cpus"] = json!(cpus.to_string());
+    }
+    if !mems.is_empty() {
+        cpu["mems"] = json!(mems.to_string());
+    }
     let mut memory = json!({"limit": record.memory_bytes});
     if parts.host.counts_swap {
         // Memory and swap together: no swap.
@@ -529,6 +538,7 @@ mod tests {
                 deadline: Timestamp(0),
                 nodes: 1,
                 started: Timestamp(0),
+                binding: Binding::default(),
             },
             hostname: "dev".into(),
             identity: Identity::default(),

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::Duration;
 
+use carrel_core::model::cpus::Binding;
 use carrel_core::model::gpu::GpuInfo;
 use carrel_core::model::ids::{Generation, JobId, JobKey, SessionId};
 use carrel_core::model::time::Timestamp;
@@ -199,6 +200,7 @@ pub fn job(number: u64, image: &str, script: &str) -> ContainerSpec {
             deadline: Timestamp(1_900_000_000_000),
             nodes: 1,
             started: Timestamp(1_700_000_000_000),
+            binding: Binding::default(),
         },
         hostname: format!("job{number}"),
         identity: Identity {

@@ -1,5 +1,6 @@
 //! What a node is.
 
+use carrel_core::model::cpus::{Binding, CpuSet};
 use carrel_core::model::gpu_unit::GpuUnit;
 use carrel_core::model::ids::{Generation, Incarnation, JobId, JobKey};
 use carrel_core::model::job::{Containment, FenceReport};
@@ -75,6 +76,11 @@ impl From<v1::FenceReport> for FenceReport {
     }
 }
 
+fn cpu_set(field: &'static str, text: &str) -> Result<CpuSet, ConvertError> {
+    let why = "a kernel cpulist such as 0-3,8";
+    text.parse().map_err(|_| ConvertError::Invalid { field, why })
+}
+
 impl From<&ObservedJob> for v1::ObservedJob {
     fn from(job: &ObservedJob) -> Self {
         Self {
@@ -100,6 +106,8 @@ impl From<&ObservedJob> for v1::ObservedJob {
             image: job.image.clone(),
             fence: job.containment.fence.map(Into::into),
             oom_kills: job.containment.oom_kills,
+            cpuset: job.binding.cpus.to_string(),
+            mems: job.binding.mems.to_string(),
         }
     }
 }
@@ -140,6 +148,10 @@ impl TryFrom<v1::ObservedJob> for ObservedJob {
             containment: Containment {
                 fence: job.fence.map(Into::into),
                 oom_kills: job.oom_kills,
+            },
+            binding: Binding {
+                cpus: cpu_set("cpuset", &job.cpuset)?,
+                mems: cpu_set("mems", &job.mems)?,
             },
         })
     }

@@ -1,3 +1,4 @@
+use carrel_core::model::cpus::Binding;
 use carrel_core::model::gpu::{GpuInfo, Inventory, NicInfo};
 use carrel_core::model::ids::{Generation, Incarnation, JobId, JobKey, SessionId};
 use carrel_core::model::job::{Containment, FenceReport};
@@ -77,6 +78,10 @@ fn observed() -> Observed {
                     micros: 900,
                 }),
                 oom_kills: 2,
+            },
+            binding: Binding {
+                cpus: "0-3,48-51".parse().expect("a list"),
+                mems: "0".parse().expect("a list"),
             },
         }],
         version: "0.1.0".into(),

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use carrel_core::agent::{
     Action, Agent, ContainerEvent, Found, FoundState, Holding, Input, Ledger, Myself, Now,
 };
+use carrel_core::model::cpus::{HostCpus, NumaNode};
 use carrel_core::model::gpu::{GpuInfo, Inventory, Mig, MigProfile};
 use carrel_core::model::gpu_unit::Sharing;
 use carrel_core::model::ids::{ClusterId, GpuUuid, JobKey, NodeName};
@@ -23,6 +24,8 @@ pub const HEARTBEAT: u64 = 15_000;
 pub const GPUS: u32 = 4;
 /// CPUs of a host.
 const CPUS: u32 = 16;
+/// NUMA nodes of a host, each with two GPUs.
+const NUMA_NODES: u32 = 2;
 /// Memory of a host, bytes.
 const MEMORY: u64 = 256 << 30;
 /// What carrel-init grants at the lease's end, milliseconds.
@@ -255,6 +258,7 @@ impl Node {
         self.sent.clear();
         let inventory = self.inventory();
         self.tell_now(now, Input::Inventory(Box::new(inventory)));
+        self.tell_now(now, Input::Cpus(Box::new(cpus())));
         let found = self.containers.iter().map(|(key, container)| Found {
             key: *key,
             holding: Holding {
@@ -508,6 +512,9 @@ impl Node {
                 if let Some(container) = self.containers.get_mut(&key) {
                     container.lease_end = remaining.map(|remaining| clocks.boot_ms + remaining);
                     container.go |= go;
+                    if let Some(holding) = agent.holding(key) {
+                        container.holding.binding.mems.clone_from(&holding.binding.mems);
+                    }
                     if let Some(deadline) = deadline {
                         // Its labels are kept true.
                         container.holding.deadline = deadline;
@@ -760,6 +767,27 @@ impl Node {
     /// What it may hold at most.
     pub fn capacity() -> (u64, u64) {
         (u64::from(CPUS), MEMORY)
+    }
+}
+
+/// The CPUs of every host: two threads a core, the NUMA nodes one after the other.
+fn cpus() -> HostCpus {
+    let each = CPUS / NUMA_NODES;
+    let node = |id: u32| NumaNode {
+        id,
+        cpus: (id * each..(id + 1) * each).collect(),
+        memory_bytes: MEMORY / u64::from(NUMA_NODES),
+        distances: (0..NUMA_NODES)
+            .map(|to| (to, if to == id { 10 } else { 21 }))
+            .collect(),
+    };
+    HostCpus {
+        usable: (0..CPUS).collect(),
+        cores: (0..CPUS / 2)
+            .map(|core| [2 * core, 2 * core + 1].into_iter().collect())
+            .collect(),
+        nodes: (0..NUMA_NODES).map(node).collect(),
+        can_bind: true,
     }
 }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use carrel_core::broker::{State, check};
+use carrel_core::model::cpus::CpuSet;
 use carrel_core::model::gpu_unit::{GpuUnit, WHOLE_MILLI};
 use carrel_core::model::ids::JobKey;
 use carrel_core::model::job::{Job, JobState, Phase};
@@ -23,10 +24,11 @@ pub fn nodes(nodes: &BTreeMap<String, Node>) -> Result<(), String> {
     partial_go(nodes)
 }
 
-/// No GPU is used by two containers, no node runs more than it has.
+/// No GPU and no CPU is used by two containers, no node runs more than it has.
 fn held_twice(node: &Node) -> Result<(), String> {
     let mut users: Vec<(&GpuUnit, JobKey)> = Vec::new();
     let (mut cpus, mut memory) = (0, 0);
+    let mut bound = CpuSet::default();
     for (key, container) in node.running() {
         for unit in &container.holding.gpus {
             let of_it = users.iter().filter(|(other, _)| other.gpu == unit.gpu);
@@ -37,6 +39,14 @@ fn held_twice(node: &Node) -> Result<(), String> {
             }
             users.push((unit, *key));
         }
+        let binding = &container.holding.binding;
+        if binding.cpus.len() != container.holding.cpus as usize || !binding.cpus.is_disjoint(&bound) {
+            return Err(format!(
+                "the container of {key} has {} CPUs and is bound to {} on {}",
+                container.holding.cpus, binding.cpus, node.name
+            ));
+        }
+        bound = bound.or(&binding.cpus);
         cpus += u64::from(container.holding.cpus);
         memory += container.holding.memory_bytes;
     }

@@ -1,6 +1,7 @@
 //! The agent's behaviour, tested from outside: an agent, and containers as a shell would tell of them.
 
 mod adoption;
+mod binding;
 mod ending;
 mod obeying;
 mod random;
@@ -9,6 +10,7 @@ mod starting;
 use std::collections::BTreeMap;
 
 use super::*;
+use crate::model::cpus::{CpuSet, NumaNode};
 use crate::model::gpu::GpuInfo;
 use crate::model::node::{EndCause, ObservedJob, ObservedPhase, Tombstone};
 use crate::model::session::ContainerOptions;
@@ -56,6 +58,7 @@ impl Rig {
             generation: 1,
         };
         rig.input(Input::Inventory(Box::new(inventory())));
+        rig.input(Input::Cpus(Box::new(cpus())));
         rig
     }
 
@@ -177,7 +180,7 @@ fn inventory() -> Inventory {
         model: "NVIDIA H100".into(),
         memory_bytes: 80 << 30,
         pci_address: String::new(),
-        numa_node: None,
+        numa_node: Some(index / 2),
         minor: None,
         mig: None,
         sharing: None,
@@ -191,6 +194,22 @@ fn inventory() -> Inventory {
         gpus: (0..4).map(gpu).collect(),
         links: LinkMatrix::from_fn(4, |_, _| Link::NvLink(18)),
         ..Inventory::default()
+    }
+}
+
+/// Two NUMA nodes, each with two cores of two threads and 32 GiB.
+fn cpus() -> HostCpus {
+    let node = |id: u32| NumaNode {
+        id,
+        cpus: (4 * id..4 * id + 4).collect(),
+        memory_bytes: 32 << 30,
+        distances: (0..2).map(|to| (to, if to == id { 10 } else { 21 })).collect(),
+    };
+    HostCpus {
+        usable: (0..8).collect(),
+        cores: (0..4).map(|core| (2 * core..2 * core + 2).collect()).collect(),
+        nodes: (0..2).map(node).collect(),
+        can_bind: true,
     }
 }
 
@@ -252,6 +271,7 @@ fn found(job: &DesiredJob, state: FoundState) -> Found {
             nodes: 1,
             started: Timestamp(0),
             image: String::new(),
+            binding: Binding::default(),
         },
         state,
     }

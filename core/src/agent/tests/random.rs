@@ -44,7 +44,7 @@ fn step() -> impl Strategy<Value = Step> {
 #[derive(Default)]
 struct World {
     /// Made, and not removed.
-    containers: BTreeMap<JobKey, (DesiredJob, bool)>,
+    containers: BTreeMap<JobKey, (DesiredJob, Binding, bool)>,
     /// Actions under way, in order.
     pending: Vec<Action>,
     /// Ever removed.
@@ -101,13 +101,14 @@ impl World {
         let action = self.pending.remove(at);
         let (key, event) = match action {
             Action::Start(job) if well => {
-                self.containers.insert(job.key, ((*job).clone(), true));
+                let binding = rig.agent.holding(job.key).expect("it holds").binding.clone();
+                self.containers.insert(job.key, ((*job).clone(), binding, true));
                 (job.key, ready())
             }
             Action::Start(job) => (job.key, ContainerEvent::Blocked("used".into())),
             Action::Adopt(key) => (key, ready()),
             Action::Stop { key, .. } => {
-                if let Some((_, runs)) = self.containers.get_mut(&key) {
+                if let Some((_, _, runs)) = self.containers.get_mut(&key) {
                     *runs = false;
                 }
                 (key, exited(143))
@@ -135,7 +136,7 @@ impl World {
     fn look(&self, rebooted: bool) -> Vec<Found> {
         let containers = self.containers.values();
         containers
-            .map(|(job, runs)| {
+            .map(|(job, binding, runs)| {
                 let ended = FoundState::Ended {
                     code: Some(143),
                     out_of_memory: false,
@@ -145,14 +146,21 @@ impl World {
                     (false, true) => FoundState::Running,
                     (false, false) => ended,
                 };
-                found(job, state)
+                let mut found = found(job, state);
+                found.holding.binding = binding.clone();
+                found
             })
             .collect()
     }
 
     fn check(&self, rig: &Rig) {
         let mut gpus = BTreeSet::new();
-        for (key, (job, _)) in &self.containers {
+        let mut bound = CpuSet::default();
+        for (key, (job, binding, _)) in &self.containers {
+            let cpus = &binding.cpus;
+            let own = cpus.len() == job.cpus as usize && cpus.is_disjoint(&bound);
+            assert!(own, "job {key} has CPUs {cpus}; others have {bound}");
+            bound = bound.or(cpus);
             for gpu in &job.gpus {
                 assert!(
                     gpus.insert(gpu.clone()),
@@ -208,7 +216,7 @@ proptest! {
                     let running: Vec<JobKey> = world.containers.keys().copied().collect();
                     if !running.is_empty() {
                         let key = running[which.index(running.len())];
-                        if let Some((_, runs)) = world.containers.get_mut(&key) {
+                        if let Some((_, _, runs)) = world.containers.get_mut(&key) {
                             *runs = false;
                         }
                         let actions = rig.event(key, exited(1));

@@ -112,8 +112,16 @@ impl Broker {
         let session = self.adopted_session(now, &adopted, key, &parts);
         let id = session.id;
         let known = self.state.jobs.get(&key.job).map(|job| (**job).clone());
+        let asked = known.as_ref().map_or(&session.spec.request, |job| &job.request);
+        // The session may have been asked for otherwise since the backup.
+        let request = if asked.nodes as usize == parts.len() {
+            asked.clone()
+        } else {
+            held(&parts)
+        };
         let job = Job {
             phase: Phase::Placed(adopted.placed.clone()),
+            request,
             ..known.unwrap_or_else(|| Job {
                 id: key.job,
                 name: session.name.to_string(),
@@ -164,23 +172,13 @@ impl Broker {
             return session;
         }
         let first = &parts[0].seen;
-        let request = ResourceRequest {
-            nodes: parts.len() as u32,
-            gpus_per_node: first.gpus.len() as u32,
-            unit: first.gpus.first().map(asked).unwrap_or_default(),
-            gpu_memory_bytes: 0,
-            gpu_model: String::new(),
-            nvlink: false,
-            cpus_per_node: first.cpus,
-            memory_bytes_per_node: first.memory_bytes,
-        };
         let placed = &adopted.placed;
         Session {
             id: adopted.session,
             name: self.free_name(&adopted.owner, &first.name, key),
             owner: adopted.owner.clone(),
             spec: SessionSpec {
-                request,
+                request: held(parts),
                 image: first.image.clone(),
                 time_limit: placed.deadline.since(placed.started).max(Duration::from_mins(1)),
                 env: std::collections::BTreeMap::new(),
@@ -273,6 +271,7 @@ impl State {
             released: false,
             host_key: part.seen.host_key.clone(),
             containment: part.seen.containment,
+            binding: part.seen.binding.clone(),
         });
         Ok(Adoptable {
             owner,
@@ -379,6 +378,21 @@ impl State {
             }
         }
         Ok(())
+    }
+}
+
+/// A request for what these parts hold.
+fn held(parts: &[FoundPart]) -> ResourceRequest {
+    let first = &parts[0].seen;
+    ResourceRequest {
+        nodes: parts.len() as u32,
+        gpus_per_node: first.gpus.len() as u32,
+        unit: first.gpus.first().map(asked).unwrap_or_default(),
+        gpu_memory_bytes: 0,
+        gpu_model: String::new(),
+        nvlink: false,
+        cpus_per_node: first.cpus,
+        memory_bytes_per_node: first.memory_bytes,
     }
 }
 

@@ -7,6 +7,7 @@ use crate::broker::change::Change;
 use crate::broker::desired::{held_on, host_principals, rank_on};
 use crate::broker::{Broker, Effect, Reject, RejectKind, Reply};
 use crate::model::audit::Action;
+use crate::model::cpus::Binding;
 use crate::model::ids::{Generation, Incarnation, JobId, JobKey, NodeName};
 use crate::model::job::{Ending, Job, JobState, Phase, Placed};
 use crate::model::node::{EndCause, NodeRecord, Observed, ObservedJob, ObservedPhase};
@@ -202,6 +203,9 @@ impl Broker {
         }
         status.containment.fence = seen.containment.fence.or(status.containment.fence);
         status.containment.oom_kills = seen.containment.oom_kills.max(status.containment.oom_kills);
+        if seen.binding != Binding::default() {
+            status.binding.clone_from(&seen.binding);
+        }
         if status == placed.ranks[rank] {
             return;
         }

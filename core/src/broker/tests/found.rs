@@ -30,6 +30,7 @@ fn stranger(world: &World, name: &str) -> ObservedJob {
         started: world.now,
         image: "local/debian".into(),
         containment: Containment::default(),
+        binding: Binding::default(),
     }
 }
 

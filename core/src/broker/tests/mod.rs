@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::model::audit::Origin;
+use crate::model::cpus::Binding;
 use crate::model::gpu::{GpuInfo, Inventory, Mig, MigProfile};
 use crate::model::gpu_unit::Sharing;
 use crate::model::ids::{ClusterId, JobId, NodeName, SessionId, UserName};
@@ -291,6 +292,7 @@ impl World {
             started: placed.started,
             image: "local/debian".into(),
             containment: Containment::default(),
+            binding: Binding::default(),
         }
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use carrel_core::agent::{self, Agent, Myself, Now};
 use carrel_core::broker::{Broker, Caller, Change, Input, OpenSession, Settings, Violation, check};
 use carrel_core::model::audit::Origin;
+use carrel_core::model::cpus::{Binding, CpuSet};
 use carrel_core::model::gpu::{GpuInfo, Inventory};
 use carrel_core::model::ids::{ClusterId, Generation, Incarnation, JobId, JobKey, SessionId};
 use carrel_core::model::job::{Containment, FenceReport};
@@ -183,6 +184,10 @@ fn of_job() -> ObservedJob {
                 micros: 900,
             }),
             oom_kills: 0,
+        },
+        binding: Binding {
+            cpus: "0-1".parse().expect("a list"),
+            mems: CpuSet::default(),
         },
     }
 }
