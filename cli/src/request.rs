@@ -25,7 +25,7 @@ pub struct RequestArgs {
     /// GPUs on each node, or slices, or a share
     #[arg(long, value_name = "[MODEL:][PROFILE:]K", value_parser = units::parse_gpus, conflicts_with = "gpus", allow_hyphen_values = true)]
     pub gpus_per_node: Option<GpuCount>,
-    /// Part of the GPU model's name, such as h100 or a100-80gb
+    /// Part of the GPU model's name, such as h100 or a100-80gb; several with '|' between them
     #[arg(long, value_name = "MODEL", value_parser = units::parse_model)]
     pub gpu_model: Option<String>,
     /// Memory of each GPU at least: 20G; what has the least that is enough is given, MIG slice or whole GPU

@@ -218,11 +218,11 @@ pub fn parse_gpu_memory(text: &str) -> Result<u64, String> {
 
 /// Part of a GPU model's name; empty is allowed.
 pub fn parse_model(text: &str) -> Result<String, String> {
-    let plain = |c: char| c.is_ascii_alphanumeric() || " -_.+()".contains(c);
+    let plain = |c: char| c.is_ascii_alphanumeric() || " -_.+()|".contains(c);
     if text.len() <= 80 && text.chars().all(plain) {
         Ok(text.to_owned())
     } else {
-        Err("a GPU model is part of its name, such as h100 or a100-80gb".into())
+        Err("a GPU model is part of its name, such as h100, a100-80gb or a100|h100".into())
     }
 }
 
@@ -417,6 +417,7 @@ mod tests {
         };
         assert_eq!(parse_gpus("4"), gpus("", 4));
         assert_eq!(parse_gpus("h100:4"), gpus("h100", 4));
+        assert_eq!(parse_gpus("a100|h100:4"), gpus("a100|h100", 4));
         assert_eq!(parse_gpus("gpu:a100-80gb:2"), gpus("a100-80gb", 2));
         let mig = |model: &str, profile: &str, count| {
             Ok(GpuCount {

@@ -5,6 +5,7 @@
 mod chaos;
 mod flood;
 mod latency;
+mod openb;
 mod pass;
 mod placement;
 mod relay;
@@ -31,6 +32,8 @@ enum What {
     Chaos(chaos::Options),
     /// Which GPUs of a host requests get, against the best there are.
     Placement(placement::Options),
+    /// How much of a cluster stays unallocated, beside other policies.
+    Openb(openb::Options),
     /// Every pending job of a large cluster looked at once.
     Pass(pass::Options),
     /// Connections of strangers, for tests of those who listen.
@@ -59,6 +62,7 @@ fn main() -> anyhow::Result<()> {
             pass::run(&options);
             Ok(())
         }
+        What::Openb(options) => openb::run(&options),
         What::Flood(options) => flood::run(&options),
         What::PassSocket { socket } => relay::pass_socket(&socket),
         What::Pipe { socket } => relay::pipe(&socket),

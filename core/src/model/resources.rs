@@ -18,7 +18,7 @@ pub struct ResourceRequest {
     /// Memory that each of them has at least, bytes; 0: any.
     #[serde(default)]
     pub gpu_memory_bytes: u64,
-    /// Model wanted, a substring of the product name as compared by [`model_matches`]; empty: any.
+    /// Models wanted, as [`model_matches`] takes them; empty: any.
     pub gpu_model: String,
     /// Every pair of GPUs of a node joined by NVLink.
     pub nvlink: bool,
@@ -80,8 +80,8 @@ impl UnitRequest {
     }
 }
 
-/// Whether a product name is of the wanted model: a case-insensitive substring,
-/// with '-', '_' and ' ' equal. The empty pattern matches all.
+/// Whether a product name is of a wanted model: a case-insensitive substring,
+/// with '-', '_' and ' ' equal. Several models are separated by '|'. The empty pattern matches all.
 pub fn model_matches(pattern: &str, model: &str) -> bool {
     fn fold(text: &str) -> String {
         text.chars()
@@ -94,7 +94,9 @@ pub fn model_matches(pattern: &str, model: &str) -> bool {
             })
             .collect()
     }
-    fold(model).contains(&fold(pattern))
+    let model = fold(model);
+    let mut wanted = pattern.split('|').filter(|one| !one.is_empty()).peekable();
+    wanted.peek().is_none() || wanted.any(|one| model.contains(&fold(one)))
 }
 
 /// What a job holds on one node.
@@ -124,10 +126,10 @@ mod tests {
     #[test]
     fn models_match_as_people_write_them() {
         let h100 = "NVIDIA H100 80GB HBM3";
-        for pattern in ["", "h100", "H100-80GB", "nvidia_h100"] {
+        for pattern in ["", "h100", "H100-80GB", "nvidia_h100", "a100|h100", "h100|", "|"] {
             assert!(model_matches(pattern, h100), "{pattern}");
         }
-        for pattern in ["a100", "H1000", "h100 pcie"] {
+        for pattern in ["a100", "H1000", "h100 pcie", "a100|h200"] {
             assert!(!model_matches(pattern, h100), "{pattern}");
         }
     }
