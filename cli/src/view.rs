@@ -147,6 +147,8 @@ pub struct NodeGpu {
     /// How jobs may share it: "time-slice", "mps"; null: they may not.
     sharing: Option<&'static str>,
     drained: Option<String>,
+    /// The first who holds something of it.
+    job: Option<u64>,
     /// Who holds what of it.
     holders: Vec<GpuHolder>,
 }
@@ -211,6 +213,8 @@ pub struct Explanation {
     ahead: Vec<u64>,
     latest_start: Option<String>,
     nearest: Option<String>,
+    /// Of each node the slowest link.
+    worst_links: Vec<String>,
     seats: Vec<Seat>,
 }
 
@@ -609,6 +613,7 @@ impl From<(v1::GpuInfo, Vec<v1::GpuHolder>)> for NodeGpu {
                 .collect(),
             sharing,
             drained: some(gpu.drained),
+            job: holders.first().map(|holder| holder.job),
             holders: holders.into_iter().map(Into::into).collect(),
         }
     }
@@ -712,6 +717,7 @@ impl From<v1::Explanation> for Explanation {
             ahead: why.ahead,
             latest_start: why.latest_start_ms.map(rfc3339),
             nearest: some(why.nearest),
+            worst_links: why.seats.iter().map(|seat| seat.worst_link.clone()).collect(),
             seats: why.seats.into_iter().map(Into::into).collect(),
         }
     }

@@ -153,7 +153,7 @@ fn held_gpus_are_shown() {
         .expect("nodes")
         .iter()
         .flat_map(|node| node["gpus"].as_array().expect("GPUs"))
-        .filter(|gpu| gpu["job"] == job)
+        .filter(|gpu| gpu["job"] == job && gpu["holders"][0]["isolation"] == "exclusive")
         .count();
     assert_eq!(of_job, 2);
 }

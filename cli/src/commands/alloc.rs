@@ -78,10 +78,12 @@ pub async fn run(context: &Context, args: AllocArgs) -> Result<u8> {
     let mut client = crate::connect::connect(&address).await?;
     if args.test_only {
         let plan = plan::of(&mut client, &spec).await?;
-        return match context.json() {
-            true => output::json(&view::Plan::from(plan)).map(|()| 0),
-            false => output::text(plan::text(&plan)).map(|()| 0),
+        let printed = if context.json() {
+            output::json(&view::Plan::from(plan))
+        } else {
+            output::text(plan::text(&plan))
         };
+        return printed.map(|()| 0);
     }
     // What could fail without the resources fails before they are asked for.
     let access = if args.no_shell {

@@ -30,9 +30,12 @@ pub fn seat(inventory: &Inventory, units: &[GpuUnit]) -> Seat {
     // A matrix that is not of the GPUs' size says nothing of links: the slowest is assumed.
     let told = inventory.links.len() == inventory.gpus.len();
     let link = |a: usize, b: usize| {
-        (a != b).then(|| match told {
-            true => inventory.links.link(a, b),
-            false => Link::Sys,
+        (a != b).then(|| {
+            if told {
+                inventory.links.link(a, b)
+            } else {
+                Link::Sys
+            }
         })
     };
     let row = |a: &usize| gpus.iter().map(|b| link(*a, *b)).collect();

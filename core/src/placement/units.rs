@@ -151,8 +151,8 @@ impl Free<'_> {
         });
         let mut begun: Vec<(u16, u8)> = begun.collect();
         begun.sort_unstable();
-        let mut mask = begun.iter().take(count).fold(0, |mask, (_, gpu)| mask | 1 << gpu);
-        let missing = count - (mask as u64).count_ones() as usize;
+        let mut mask: u64 = begun.iter().take(count).fold(0, |mask, (_, gpu)| mask | 1 << gpu);
+        let missing = count - u64::count_ones(mask) as usize;
         let table = self.kind.table.as_deref();
         let new = best_set(host, table, self.gpus, self.gpus & right, missing, false)?;
         mask |= new.mask;

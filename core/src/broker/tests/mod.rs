@@ -89,9 +89,12 @@ fn inventory(node: &str) -> Inventory {
         cpus: 104,
         memory_bytes: 1 << 40,
         gpus: gpus.collect(),
-        links: LinkMatrix::from_fn(8, |a, b| match node.starts_with("pair") && a / 2 != b / 2 {
-            true => Link::Sys,
-            false => Link::NvLink(18),
+        links: LinkMatrix::from_fn(8, |a, b| {
+            if node.starts_with("pair") && a / 2 != b / 2 {
+                Link::Sys
+            } else {
+                Link::NvLink(18)
+            }
         }),
         no_root: if node.starts_with("old") {
             "it has Linux 5.10".to_owned()

@@ -229,8 +229,8 @@ fn small_slices_leave_room_for_large_ones() {
         Some(1)
     );
     // The seventh place is good for nothing but 1g: it is where the first of them goes.
-    assert_eq!(on(&[empty.clone()], "1g.10gb", 1), Some(vec![(0, 6)]));
-    assert_eq!(on(&[empty.clone()], "1g.10gb", 8), None);
+    assert_eq!(on(std::slice::from_ref(&empty), "1g.10gb", 1), Some(vec![(0, 6)]));
+    assert_eq!(on(std::slice::from_ref(&empty), "1g.10gb", 8), None);
     assert_eq!(
         on(&[empty.clone(), half.clone()], "4g.40gb", 1),
         Some(vec![(0, 0)])
