@@ -322,7 +322,7 @@ mod tests {
         };
         insta::assert_snapshot!(text(&plan), @r"
         2 GPUs joined by NVLink, slowest link NV12: in about 0 min, by 1970-01-01T00:00:00Z at the latest
-          n1: GPU0, GPU4; 24 CPUs, 256 GiB, NUMA 0-1, NICs mlx5_0
+          n1: GPU0, GPU4; 24 CPUs, 256G, NUMA 0-1, NICs mlx5_0
                   GPU0  GPU4
             GPU0  ·     NV12
             GPU4  NV12  ·
