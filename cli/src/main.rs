@@ -8,8 +8,10 @@ mod browser;
 mod cli;
 mod clock;
 mod commands;
+mod components;
 mod config;
 mod connect;
+mod constraints;
 mod context;
 mod error;
 mod grant;
@@ -37,14 +39,14 @@ mod way;
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory as _, Parser as _};
+use clap::CommandFactory as _;
 
 use crate::cli::Cli;
 use crate::context::Context;
 
 fn main() -> ExitCode {
     clap_complete::CompleteEnv::with_factory(Cli::command).complete();
-    let cli = Cli::parse();
+    let cli = components::parse(std::env::args_os().collect()).unwrap_or_else(|error| error.exit());
     // One thread: this program waits, and every SSH connection starts it.
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,

@@ -7,6 +7,7 @@ use std::time::Duration;
 use carrel_proto::v1;
 use carrel_proto::v1::gpu_unit_request::Unit;
 
+use crate::constraints::ConstraintArgs;
 use crate::error::{CliError, Result};
 use crate::units::{self, GpuCount, GpuUnit};
 
@@ -66,6 +67,12 @@ pub struct RequestArgs {
     /// Be yourself in a session that was started with --root before; its files stay
     #[arg(long, overrides_with = "root")]
     pub no_root: bool,
+    /// Which nodes.
+    #[command(flatten)]
+    pub constraints: ConstraintArgs,
+    /// The components after the first.
+    #[arg(skip)]
+    pub more: Vec<RequestArgs>,
 }
 
 /// How well GPUs are kept from other users.
@@ -113,6 +120,20 @@ fn parse_mount(text: &str) -> std::result::Result<v1::Mount, String> {
 }
 
 impl RequestArgs {
+    /// A flag that is given, and says something of the whole allocation and not of some nodes.
+    pub fn of_the_whole(&self) -> Option<&'static str> {
+        let given = [
+            ("--time", self.time.is_some()),
+            ("--image", self.image.is_some()),
+            ("--env", !self.env.is_empty()),
+            ("--workdir", self.workdir.is_some()),
+            ("--mount", !self.mount.is_empty()),
+            ("--root", self.root),
+            ("--no-root", self.no_root),
+        ];
+        given.into_iter().find(|(_, given)| *given).map(|(flag, _)| flag)
+    }
+
     /// Nothing is asked for.
     pub fn is_empty(&self) -> bool {
         let Self {
@@ -133,7 +154,12 @@ impl RequestArgs {
             mount,
             root,
             no_root,
+            constraints,
+            more,
         } = self;
+        if *constraints != ConstraintArgs::default() || !more.is_empty() {
+            return false;
+        }
         if !tasks.is_empty() || !env.is_empty() || workdir.is_some() || !mount.is_empty() || *root || *no_root
         {
             return false;
@@ -152,7 +178,7 @@ impl RequestArgs {
     /// `base` with what is asked for here changed. Zeros are the cluster's defaults.
     pub fn over(&self, mut base: v1::SessionSpec) -> Result<v1::SessionSpec> {
         let mut resources = base.resources.take().unwrap_or_default();
-        let asked = self.nodes.or(self.tasks.nodes());
+        let asked = self.nodes.or(self.tasks.nodes()).or(self.constraints.named());
         resources.nodes = asked.unwrap_or(resources.nodes).max(1);
         let nodes = resources.nodes;
         let gpus = match (&self.gpus, &self.gpus_per_node) {
@@ -182,14 +208,27 @@ impl RequestArgs {
         }
         resources.nvlink |= self.nvlink;
         self.set_unit(&mut resources)?;
-        if resources.gpus_per_node == 0 && (self.nvlink || self.gpu_model.is_some()) {
-            let flag = if self.nvlink { "--nvlink" } else { "--gpu-model" };
+        self.constraints.over(&mut resources, self.nvlink);
+        let wants_nvlink = self.nvlink || self.constraints.prefer.is_some();
+        if resources.gpus_per_node == 0 && (wants_nvlink || self.gpu_model.is_some()) {
+            let flag = match (self.nvlink, wants_nvlink) {
+                (true, _) => "--nvlink",
+                (false, true) => "--prefer nvlink",
+                (false, false) => "--gpu-model",
+            };
             return Err(
                 CliError::usage(format!("{flag} says something of GPUs, but none are asked for"))
                     .hint("say how many, such as --gpus 4"),
             );
         }
         self.tasks.set(&mut resources, self.cpus, self.mem)?;
+        if !self.more.is_empty() {
+            let components = self.more.iter().map(|one| {
+                let spec = one.over(v1::SessionSpec::default())?;
+                Ok(spec.resources.unwrap_or_default())
+            });
+            resources.more = components.collect::<Result<_>>()?;
+        }
         base.resources = Some(resources);
         base.time_limit_s = self.time.map_or(base.time_limit_s, |time| time.as_secs());
         if let Some(image) = &self.image {

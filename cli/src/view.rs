@@ -42,6 +42,8 @@ pub struct NodeAllocation {
     oom_kills: u32,
     cpuset: Option<String>,
     mems: Option<String>,
+    switch_path: Option<String>,
+    block: Option<String>,
 }
 
 /// A fence that held when it was tried.
@@ -78,6 +80,27 @@ pub struct Request {
     nvlink: bool,
     cpus_per_node: u32,
     memory_bytes_per_node: u64,
+    constraints: Option<Constraints>,
+    patience: Option<Patience>,
+    more: Vec<Request>,
+}
+
+/// Which nodes may be a job's.
+#[derive(Debug, Serialize)]
+pub struct Constraints {
+    nodelist: Option<String>,
+    exclude: Option<String>,
+    features: Option<String>,
+    switches: Option<u32>,
+    segment: Option<u32>,
+    contiguous: bool,
+}
+
+/// For how long a request insists; none: for ever.
+#[derive(Debug, Serialize)]
+pub struct Patience {
+    nvlink_seconds: Option<u64>,
+    switches_seconds: Option<u64>,
 }
 
 /// A session, with its live or last job.
@@ -119,6 +142,9 @@ pub struct Node {
     images: Vec<String>,
     unknown_containers: Vec<String>,
     cpu_holders: Vec<CpuHolder>,
+    features: Vec<String>,
+    switch_path: Option<String>,
+    block: Option<String>,
 }
 
 /// A job that has CPUs of a node for itself.
@@ -470,6 +496,8 @@ impl From<v1::NodeAllocation> for NodeAllocation {
             oom_kills: held.oom_kills,
             cpuset: some(held.cpuset),
             mems: some(held.mems),
+            switch_path: some(held.switch_path),
+            block: some(held.block),
         }
     }
 }
@@ -502,6 +530,32 @@ impl From<v1::ResourceRequest> for Request {
             nvlink: request.nvlink,
             cpus_per_node: request.cpus_per_node,
             memory_bytes_per_node: request.memory_bytes_per_node,
+            constraints: request.constraints.map(Into::into),
+            patience: request.patience.map(Into::into),
+            more: request.more.into_iter().map(Into::into).collect(),
+        }
+    }
+}
+
+impl From<v1::NodeConstraints> for Constraints {
+    fn from(wishes: v1::NodeConstraints) -> Self {
+        let count = |count: u32| (count > 0).then_some(count);
+        Self {
+            nodelist: some(wishes.nodelist),
+            exclude: some(wishes.exclude),
+            features: some(wishes.features),
+            switches: count(wishes.switches),
+            segment: count(wishes.segment),
+            contiguous: wishes.contiguous,
+        }
+    }
+}
+
+impl From<v1::Patience> for Patience {
+    fn from(patience: v1::Patience) -> Self {
+        Self {
+            nvlink_seconds: patience.nvlink_ms.map(|ms| ms / 1000),
+            switches_seconds: patience.switches_ms.map(|ms| ms / 1000),
         }
     }
 }
@@ -564,6 +618,9 @@ impl From<v1::Node> for Node {
             images: node.images,
             unknown_containers: node.unknown,
             cpu_holders: node.cpu_holders.into_iter().map(Into::into).collect(),
+            features: inventory.features,
+            switch_path: some(node.switch_path),
+            block: some(node.block),
         }
     }
 }
@@ -817,7 +874,8 @@ mod tests {
             "submitted": "2026-01-01T00:00:00Z", "started": "2026-01-01T00:00:01Z", "deadline": null,
             "nodes": [{"node": "h100-01", "gpus": [{"uuid": "GPU-1", "index": 3, "model": "NVIDIA H100", "slice": null, "isolation": ""}],
                        "cpus": 8, "memory_bytes": 1_073_741_824, "fence": {"checks": 40, "micros": 900}, "oom_kills": 0,
-                       "cpuset": "0-3,48-51", "mems": null}],
+                       "cpuset": "0-3,48-51", "mems": null,
+                       "switch_path": null, "block": null}],
             "exit_code": null,
         });
         for (name, value) in expected.as_object().unwrap() {

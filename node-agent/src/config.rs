@@ -1,10 +1,12 @@
 //! What an operator may set: a file, and flags and environment that come before it.
 
+use std::collections::BTreeSet;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use carrel_core::model::features::{MAX_FEATURES, is_feature};
 use clap::Args;
 use serde::Deserialize;
 
@@ -83,6 +85,7 @@ struct File {
     allow_metadata: bool,
     userns: UserRanges,
     allow_root: Option<bool>,
+    features: Vec<String>,
 }
 
 /// What results.
@@ -146,12 +149,26 @@ impl Config {
             nvml: NvmlSource {
                 library: args.nvml_library.clone().or(named(file.nvml_library)),
                 sizes,
+                features: features(file.features)?,
             },
             runtime,
             heartbeat: file.heartbeat.map_or(DEFAULT_HEARTBEAT, |span| span.0),
             allow_root: file.allow_root,
         })
     }
+}
+
+/// Names that an expression over features can name.
+fn features(names: Vec<String>) -> Result<BTreeSet<String>> {
+    if let Some(bad) = names.iter().find(|name| !is_feature(name)) {
+        bail!("features: {bad:?} is no feature: write 1 to 64 letters, digits and . _ - = + : / @");
+    }
+    ensure!(
+        names.len() <= MAX_FEATURES,
+        "features: {} are too many, {MAX_FEATURES} at most",
+        names.len()
+    );
+    Ok(names.into_iter().collect())
 }
 
 fn file_of(args: &NodeArgs) -> Result<File> {
@@ -318,6 +335,14 @@ mod tests {
     }
 
     #[test]
+    fn features_are_names_that_users_can_ask_for() {
+        let config = load("features = [\"ib\", \"rack1\"]\n", NodeArgs::default()).expect("a configuration");
+        assert_eq!(config.nvml.features.len(), 2);
+        let error = load("features = [\"a&b\"]\n", NodeArgs::default()).expect_err("refused");
+        assert!(error.to_string().contains("a&b"), "{error}");
+    }
+
+    #[test]
     fn a_state_directory_has_room_for_sockets_below_it() {
         let state = Some(PathBuf::from(format!("/{}", "s".repeat(MAX_STATE_PATH))));
         let error = load(
@@ -353,6 +378,7 @@ mod tests {
             .expect("an example");
         let config = load(example, NodeArgs::default()).expect("a configuration");
         assert_eq!(config.nvml.library, None);
+        assert!(config.nvml.features.contains("rack1"));
         assert_eq!(
             (config.heartbeat, config.runtime.pids_limit),
             (DEFAULT_HEARTBEAT, RuntimeOptions::new("/s", "/i").pids_limit)

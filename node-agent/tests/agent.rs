@@ -63,6 +63,7 @@ impl Host {
                     memory_bytes: Some(4 << 30),
                     ..HostSizes::default()
                 },
+                ..NvmlSource::default()
             },
             runtime,
             heartbeat: Duration::from_millis(100),

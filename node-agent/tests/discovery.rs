@@ -217,6 +217,25 @@ fn nvlinks_without_a_fabric_manager_do_not_count() {
 }
 
 #[test]
+fn the_nvlink_domain_of_several_hosts_is_told() {
+    let fabric = |cluster: &str, more: &str| {
+        let text = format!("{more}{FOUR}\n[fabric]\ncluster = \"{cluster}\"\nclique = 7\n");
+        probe(&Described::new(&text).path())["nvlink_domain"].clone()
+    };
+    let cluster = "00112233445566778899aabbccddeeff";
+    let named = Value::from("00112233-4455-6677-8899-aabbccddeeff.7");
+    assert_eq!(fabric(cluster, ""), named);
+    // A driver that knows only the older call.
+    assert_eq!(
+        fabric(cluster, "unsupported = [\"nvmlDeviceGetGpuFabricInfoV\"]\n"),
+        named
+    );
+    // A host by itself has a fabric of its own, which is no domain of several.
+    assert_eq!(fabric(&"0".repeat(32), ""), "");
+    assert_eq!(probe(&Described::new(FOUR).path())["nvlink_domain"], "");
+}
+
+#[test]
 fn an_nvml_that_fails_makes_a_node_without_gpus_that_says_why() {
     for (init, says) in [
         ("driver-not-loaded", "modprobe nvidia"),

@@ -1,8 +1,10 @@
 //! `pass`: every pending job looked at once, in order, on a cluster that fills up meanwhile; and again after one
 //! release.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use carrel_core::model::fabric::{BlockText, Fabric, FabricText, SwitchText};
 use carrel_core::model::gpu::{GpuInfo, Inventory};
 use carrel_core::model::ids::NodeName;
 use carrel_core::model::resources::ResourceRequest;
@@ -26,9 +28,15 @@ pub struct Options {
 
 /// Runs it at two sizes.
 pub fn run(options: &Options) {
-    for (jobs, nodes, budget) in [(10_000, 1_000, "<= 50"), (100_000, 10_000, "")] {
-        let size = format!("{jobs}x{nodes}");
-        let mut hosts = cluster(nodes);
+    let flat = || Arc::new(Fabric::default());
+    for (jobs, nodes, budget, fabric, kind) in [
+        (10_000, 1_000, "<= 50", flat(), ""),
+        (10_000, 1_000, "<= 50", leaves(1_000), ".fabric"),
+        (100_000, 10_000, "", flat(), ""),
+        (100_000, 10_000, "", leaves(10_000), ".fabric"),
+    ] {
+        let size = format!("{jobs}x{nodes}{kind}");
+        let mut hosts = cluster(nodes, fabric);
         let mut random = SmallRng::seed_from_u64(options.seed);
         let mut pending: Vec<ResourceRequest> = (0..jobs).map(|_| request(&mut random)).collect();
         let before = resident();
@@ -67,8 +75,38 @@ fn resident() -> u64 {
     pages.unwrap_or(0) * 4096
 }
 
+/// Leaf switches of 32 nodes, sixteen below a spine, and blocks of 16 nodes.
+fn leaves(nodes: usize) -> Arc<Fabric> {
+    let count = nodes.div_ceil(32);
+    let switch = |name, nodes, switches| SwitchText {
+        name,
+        nodes,
+        switches,
+    };
+    let leaf = |n: usize| {
+        let range = format!("n[{}-{}]", 32 * n, (32 * n + 31).min(nodes - 1));
+        switch(format!("leaf{n}"), range, String::new())
+    };
+    let spine = |n: usize| {
+        let range = format!("leaf[{}-{}]", 16 * n, (16 * n + 15).min(count - 1));
+        switch(format!("spine{n}"), String::new(), range)
+    };
+    let block = |n: usize| BlockText {
+        name: format!("block{n}"),
+        nodes: format!("n[{}-{}]", 16 * n, (16 * n + 15).min(nodes - 1)),
+    };
+    let text = FabricText {
+        switch: (0..count)
+            .map(leaf)
+            .chain((0..count.div_ceil(16)).map(spine))
+            .collect(),
+        block: (0..nodes.div_ceil(16)).map(block).collect(),
+    };
+    Arc::new(text.try_into().expect("a fabric"))
+}
+
 /// Hosts of eight H100 each.
-fn cluster(nodes: usize) -> Hosts {
+fn cluster(nodes: usize, fabric: Arc<Fabric>) -> Hosts {
     let gpus = (0..8).map(|index| GpuInfo {
         uuid: format!("GPU-{index}").parse().expect("a UUID"),
         index,
@@ -90,7 +128,7 @@ fn cluster(nodes: usize) -> Hosts {
         links: LinkMatrix::from_fn(8, |_, _| Link::NvLink(18)),
         ..Inventory::default()
     };
-    let mut hosts = Hosts::default();
+    let mut hosts = Hosts::over(fabric);
     for n in 0..nodes {
         let node: NodeName = format!("n{n}").parse().expect("a name");
         hosts.set_inventory(&node, &inventory);

@@ -10,6 +10,7 @@ mod chaos;
 mod cpus;
 mod deadlines;
 mod device_login;
+mod fabric;
 mod faults;
 mod fence;
 mod forward;

@@ -45,6 +45,8 @@ pub struct Options {
     pub agent_flags: Vec<String>,
     /// Nodes offer the machine's CPUs and not more, so that jobs get CPUs of their own.
     pub own_cpus: bool,
+    /// Configuration files of the first agents, "n0" first; others have none.
+    pub agent_configs: Vec<&'static str>,
     /// Room on a disk of the broker's own, MiB; none: it shares the host's.
     pub broker_room_mib: Option<u32>,
 }
@@ -62,6 +64,7 @@ impl Default for Options {
             gateway_flags: Vec::new(),
             agent_flags: Vec::new(),
             own_cpus: false,
+            agent_configs: Vec::new(),
             broker_room_mib: None,
         }
     }
@@ -420,6 +423,11 @@ impl Cluster {
         }
         if let Some(host) = options.hosts.get(index).copied().flatten() {
             flags.extend(["--cdi-dir".into(), self.cdi_dir(host).into()]);
+        }
+        if let Some(config) = options.agent_configs.get(index) {
+            let file = self.root().join(format!("n{index}.toml"));
+            fs::write(&file, config).expect("own file");
+            flags.extend(["--config".into(), file.into()]);
         }
         flags.extend(options.agent_flags.iter().map(Into::into));
         flags

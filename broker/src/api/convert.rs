@@ -110,6 +110,8 @@ fn allocation(state: &State, job: &Job, placed: &Placed) -> Vec<v1::NodeAllocati
         let status = placed.ranks.get(rank).cloned().unwrap_or_default();
         v1::NodeAllocation {
             node: part.node.to_string(),
+            switch_path: state.settings.fabric.path(&part.node),
+            block: block(state, &part.node),
             gpus: gpus(state, part),
             cpus: part.cpus,
             memory_bytes: part.memory_bytes,
@@ -208,6 +210,8 @@ pub fn node(state: &State, name: &NodeName) -> v1::Node {
         unknown: view.unknown.iter().map(unknown).collect(),
         cpu_holders: view.bound.iter().map(cpu_holder).collect(),
         images: record.map(|record| record.images.clone()).unwrap_or_default(),
+        switch_path: state.settings.fabric.path(name),
+        block: block(state, name),
     }
 }
 
@@ -220,6 +224,15 @@ fn holders(jobs: Vec<(JobId, Slice)>) -> v1::GpuHolders {
     v1::GpuHolders {
         holders: jobs.into_iter().map(holder).collect(),
     }
+}
+
+/// The block that a node is in; empty: none.
+fn block(state: &State, name: &NodeName) -> String {
+    let block = state
+        .nodes
+        .get(name)
+        .and_then(|node| state.settings.fabric.block_of(name, &node.inventory));
+    block.unwrap_or_default().to_owned()
 }
 
 /// A container that this broker does not know, for people.

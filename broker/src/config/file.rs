@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow};
+use carrel_core::model::fabric::Fabric;
 use carrel_core::model::policy::Policy;
 use serde::Deserialize;
 
@@ -35,6 +36,7 @@ pub struct ConfigFile {
     pub(super) policy: Option<Policy>,
     pub(super) audit_retention: Option<Span>,
     pub(super) oidc: Option<OidcFile>,
+    pub(super) fabric: Option<Fabric>,
 }
 
 impl ConfigFile {

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use carrel_core::broker::Settings;
+use carrel_core::model::fabric::Fabric;
 use carrel_core::model::ids::UserName;
 use carrel_core::model::policy::Policy;
 use carrel_core::placement::Reserve;
@@ -137,6 +138,8 @@ pub struct Config {
     pub policy: Policy,
     /// Where people sign in, besides SSH keys and tokens.
     pub oidc: Option<OidcConfig>,
+    /// Switches and blocks over the nodes; none: nothing is said of them.
+    pub fabric: Option<Fabric>,
 }
 
 /// Where the TLS listener is, if there is one.
@@ -234,6 +237,7 @@ impl Config {
             admins,
             policy: file.policy.unwrap_or_default(),
             oidc: file.oidc.map(OidcFile::resolve).transpose()?,
+            fabric: file.fabric,
         };
         config.check()?;
         Ok(config)
@@ -321,6 +325,7 @@ impl Config {
             memory: self.memory.0,
             policy: self.policy.clone(),
             audit_retention: self.audit_retention.0,
+            fabric: self.fabric.clone().unwrap_or_default().into(),
             ..Settings::default()
         }
     }
@@ -347,12 +352,17 @@ mod tests {
     fn a_printed_configuration_reads_back() {
         let config = resolve(
             "cluster = \"lab\"\nlease = \"90s\"\nmemory = \"8G\"\nadmins = [\"ann\"]\nlisten = \"none\"\n\
-             [oidc]\nissuer = \"https://sso.example\"\nclient_id = \"carrel\"\ngroups = [\"gpu\"]",
+             [oidc]\nissuer = \"https://sso.example\"\nclient_id = \"carrel\"\ngroups = [\"gpu\"]\n\
+             [[fabric.switch]]\nname = \"leaf1\"\nnodes = \"gpu[01-16]\"\n\
+             [[fabric.switch]]\nname = \"spine\"\nswitches = \"leaf1\"\n\
+             [[fabric.block]]\nname = \"nvl1\"\nnodes = \"gpu[01-08]\"",
         )
         .expect("a configuration");
         assert_eq!(resolve(&config.print().expect("TOML")).expect("the same"), config);
         assert_eq!(config.settings().lease, Duration::from_secs(90));
         assert_eq!(config.settings().memory, 8 << 30);
+        let node = "gpu07".parse().expect("a name");
+        assert_eq!(config.settings().fabric.path(&node), "leaf1 < spine");
     }
 
     #[test]
@@ -392,6 +402,19 @@ mod tests {
             (
                 "[oidc]\nissuer = \"https://sso.example\"\n",
                 &["broker.toml:1:", "client_id"],
+            ),
+            ("[fabric]\n", &["broker.toml:1:", "neither a switch nor a block"]),
+            (
+                "[[fabric.switch]]\nname = \"spine\"\nswitches = \"leaf9\"\n",
+                &["switch spine", "leaf9", "not described"],
+            ),
+            (
+                "[[fabric.block]]\nname = \"b\"\nnodes = \"gpu[9-1]\"\n",
+                &["gpu[9-1]", "counts down"],
+            ),
+            (
+                "[[fabric.switch]]\nname = \"s\"\nports = \"n1\"\n",
+                &["broker.toml:", "ports"],
             ),
             (
                 "[oidc]\nissuer = \"http://sso.example\"\nclient_id = \"c\"",

@@ -9,6 +9,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail};
+use carrel_core::broker::State;
+use carrel_core::model::host_list;
+use carrel_core::model::ids::NodeName;
 use carrel_proto::v1::agent_link_server::AgentLinkServer;
 use carrel_proto::v1::broker_server::BrokerServer;
 use carrel_proto::v1::gateway_control_server::GatewayControlServer;
@@ -89,6 +92,7 @@ impl Server {
             effects,
             authority.origin(),
         )?;
+        warn_of_unknown_nodes(handle.snapshot().state());
         let admins = config.admins.iter().cloned().collect();
         let notes = Arc::new(Notes::default());
         let auth = Auth::new(handle.clone(), Arc::clone(&clock), Arc::clone(&notes), admins);
@@ -295,5 +299,17 @@ fn allow_many_files() {
         .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
     if let Err(error) = raised {
         tracing::warn!(%error, "the number of open files could not be raised");
+    }
+}
+/// Nodes that the fabric names may still come; a slip of the keyboard looks alike.
+fn warn_of_unknown_nodes(state: &State) {
+    let named = state.settings.fabric.nodes().into_iter();
+    let unknown: Vec<&NodeName> = named.filter(|name| !state.nodes.contains_key(*name)).collect();
+    if !unknown.is_empty() {
+        let nodes = host_list::format(unknown);
+        tracing::warn!(
+            nodes,
+            "the fabric in the configuration names nodes that have not joined"
+        );
     }
 }

@@ -35,6 +35,7 @@ use crate::{output, view};
     carrel alloc --gpus 4 --nvlink             a shell with four NVLink-joined GPUs\n  \
     carrel alloc --gpus h100:1 -t 4h --name dev\n  \
     carrel alloc -N2 --gpus-per-node=8 --no-shell\n  \
+    carrel alloc -N1 -c8 : -N2 --gpus-per-node=8   components: unlike nodes, all or none\n  \
     carrel alloc --gpus 1 -- python train.py   run, free, and exit with its code\n  \
     carrel alloc --gpus 1 --immediate=30       give up after half a minute in the queue\n  \
     carrel alloc --gpus 1g.10gb                a MIG slice; --gpu-mem 20G: whatever has 20 GB\n  \

@@ -51,6 +51,13 @@ fn text(why: &v1::Explanation) -> String {
         text += &format!("Would fit now: {}\n", visible(&why.nearest));
     }
     text += &plan::seats(&why.seats);
+    for held in why.job.iter().flat_map(|job| &job.nodes) {
+        let spot = super::show::spot(&held.switch_path, &held.block);
+        if !spot.is_empty() {
+            text += &visible(&format!("  {}: {spot}", held.node));
+            text.push('\n');
+        }
+    }
     let cpus = why.job.as_ref().map(grant::own_cpus).unwrap_or_default();
     if !cpus.is_empty() {
         text += &format!("Own CPUs: {}\n", visible(&cpus));

@@ -57,11 +57,42 @@ pub async fn run(context: &Context, args: NodesArgs) -> Result<u8> {
         output::text(drawn.collect::<Vec<_>>().join("\n"))?;
         return Ok(0);
     }
-    output::text(output::table(
-        ["NODE", "STATE", "GPUS FREE", "CPUS FREE", "MEMORY FREE", "REASON"],
-        nodes.iter().map(row),
-    ))?;
+    // Most clusters say nothing of either.
+    let told = |node: &v1::Node| !features(node).is_empty() || !spot(node).is_empty();
+    if !nodes.iter().any(told) {
+        output::text(output::table(HEADER, nodes.iter().map(row)))?;
+        return Ok(0);
+    }
+    let [name, state, gpus, cpus, memory, reason] = HEADER;
+    let rows = nodes.iter().map(|node| {
+        let [name, state, gpus, cpus, memory, reason] = row(node);
+        [
+            name,
+            state,
+            gpus,
+            cpus,
+            memory,
+            features(node),
+            spot(node),
+            reason,
+        ]
+    });
+    let header = [name, state, gpus, cpus, memory, "FEATURES", "FABRIC", reason];
+    output::text(output::table(header, rows))?;
     Ok(0)
+}
+
+const HEADER: [&str; 6] = ["NODE", "STATE", "GPUS FREE", "CPUS FREE", "MEMORY FREE", "REASON"];
+
+fn features(node: &v1::Node) -> String {
+    let inventory = node.inventory.as_ref();
+    inventory
+        .map(|inventory| inventory.features.join(","))
+        .unwrap_or_default()
+}
+
+fn spot(node: &v1::Node) -> String {
+    super::show::spot(&node.switch_path, &node.block)
 }
 
 fn row(node: &v1::Node) -> [String; 6] {

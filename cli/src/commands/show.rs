@@ -9,7 +9,7 @@ use crate::context::{self, Context, Found, JobOrSession};
 use crate::error::Result;
 use crate::output::visible;
 use crate::ssh::alias;
-use crate::{grant, output, units, view};
+use crate::{constraints, grant, output, units, view};
 
 /// Show a session or a job.
 #[derive(Clone, Debug, clap::Args)]
@@ -84,6 +84,7 @@ fn job_fields(job: &v1::Job) -> Vec<(&'static str, String)> {
         ("place in queue", queue),
         ("asked for", job.request.as_ref().map(asked).unwrap_or_default()),
         ("holds", grant::describe(job, &[])),
+        ("fabric", fabric(job)),
         ("own CPUs", grant::own_cpus(job)),
         ("GPU model", models.into_iter().collect::<Vec<_>>().join(", ")),
         ("fence", fence(job)),
@@ -106,6 +107,26 @@ fn job_fields(job: &v1::Job) -> Vec<(&'static str, String)> {
             job.exit_code.map(|code| code.to_string()).unwrap_or_default(),
         ),
     ]
+}
+
+/// "gpu1 leaf1 < spine, block nvl1; gpu2 leaf1 < spine", rank by rank; empty: nothing is known.
+fn fabric(job: &v1::Job) -> String {
+    let spots = job.nodes.iter().filter_map(|held| {
+        let spot = spot(&held.switch_path, &held.block);
+        (!spot.is_empty()).then(|| format!("{} {spot}", held.node))
+    });
+    spots.collect::<Vec<_>>().join("; ")
+}
+
+/// "leaf1 < spine, block nvl1": where a node is in the fabric; empty: it is not known.
+pub fn spot(switch_path: &str, block: &str) -> String {
+    let block = match block {
+        "" => String::new(),
+        name => format!("block {name}"),
+    };
+    let mut parts = vec![switch_path.to_owned(), block];
+    parts.retain(|part| !part.is_empty());
+    parts.join(", ")
 }
 
 /// "41 checks passed, in 1.2 ms"; where there are several nodes, the fewest and the slowest of them.
@@ -171,9 +192,15 @@ fn asked(request: &v1::ResourceRequest) -> String {
             Some(Unit::Share(share)) => format!("{} of a {model}GPU, ", f64::from(share.milli) / 1000.0),
         };
     }
+    let wishes = constraints::describe(request);
     text + &format!(
-        "{} CPUs, {}",
+        "{} CPUs, {}{}{wishes}",
         request.cpus_per_node,
-        units::bytes(request.memory_bytes_per_node)
-    )
+        units::bytes(request.memory_bytes_per_node),
+        if wishes.is_empty() { "" } else { "; " },
+    ) + &request
+        .more
+        .iter()
+        .map(|one| format!(" : {}", asked(one)))
+        .collect::<String>()
 }

@@ -44,7 +44,7 @@ pub enum Violation {
         /// Nodes held.
         held: usize,
         /// Nodes asked for.
-        asked: u32,
+        asked: u64,
     },
     /// A session's job is not its own, or missing.
     #[error("session {session} and its job {job} do not belong together")]
@@ -80,11 +80,11 @@ pub fn check(state: &State) -> Vec<Violation> {
         let Some(placed) = job.placed() else { continue };
         deadlines.insert((placed.deadline, job.id));
         let held = placed.allocation.nodes.len();
-        if held != job.request.nodes as usize || placed.ranks.len() != held {
+        if held as u64 != job.request.all_nodes() || placed.ranks.len() != held {
             found.push(Violation::PartialGang {
                 job: job.id,
                 held,
-                asked: job.request.nodes,
+                asked: job.request.all_nodes(),
             });
         }
         if let Some(session) = job.session {

@@ -59,6 +59,7 @@ pub fn start_of(state: &State, job: JobId, now: Timestamp) -> Option<Start> {
 pub fn plan(state: &State, caller: &Caller, spec: SessionSpec, now: Timestamp) -> Result<Plan, Reject> {
     let spec = state.complete(spec)?;
     state.must_be_allowed(&caller.user, &spec)?;
+    state.must_make_sense(&spec.request)?;
     state.must_be_possible(&spec)?;
     let start = |request: &ResourceRequest| {
         let mut copy = Copy::of(state, now);
@@ -193,7 +194,7 @@ impl Copy {
         id
     }
 
-    /// Lets jobs end at their deadlines, until this one has started.
+    /// Lets jobs end at their deadlines, and patience at its end, until this one has started.
     fn run_until(&mut self, wanted: JobId) -> Option<Start> {
         for _ in 0..MAX_ENDS {
             self.broker.schedule(self.now);
@@ -204,8 +205,10 @@ impl Copy {
                     allocation: placed.allocation.clone(),
                 });
             }
-            let (at, _) = *state.deadlines.get_min()?;
+            let ends = state.deadlines.get_min().into_iter();
+            let (at, _) = *ends.chain(state.patience.get_min()).min()?;
             self.now = self.now.max(at);
+            self.broker.end_patience(self.now);
             while let Some((_, job)) = self.next_end() {
                 self.end(job);
             }

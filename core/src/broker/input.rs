@@ -198,6 +198,7 @@ pub enum Reply {
 impl ResourceRequest {
     /// GPUs over all nodes.
     pub fn gpus(&self) -> u64 {
-        u64::from(self.nodes) * u64::from(self.gpus_per_node)
+        let of = |one: &Self| u64::from(one.nodes) * u64::from(one.gpus_per_node);
+        self.components().map(of).sum()
     }
 }

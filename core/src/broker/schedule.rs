@@ -56,7 +56,11 @@ impl Broker {
             .session
             .map(|session| self.kept_on(session))
             .unwrap_or_default();
-        let needs = Needs::of(&self.state, &job);
+        let asked = self.state.asked_now(&job);
+        let needs = Needs {
+            request: &asked,
+            root: self.state.wants_root(&job),
+        };
         let why = match find_place(&self.state, needs, &kept) {
             Ok(allocation) => {
                 self.give(now, &job, allocation);
@@ -64,6 +68,12 @@ impl Broker {
             }
             Err(why) => why,
         };
+        if let Some(less) = holds_out(&self.state, &job, needs) {
+            // It could start, and waits by its own wish: nobody need wait behind it.
+            let reason = format!("Resources: {}; {less}", summary(&why));
+            self.set_reason(&job, reason);
+            return true;
+        }
         let blocks = fits_when_free(&self.state, needs);
         let word = if blocks { "Resources" } else { "ReqNodeNotAvail" };
         self.set_reason(&job, format!("{word}: {}", summary(&why)));
@@ -148,14 +158,36 @@ impl Broker {
     }
 }
 
-impl<'a> Needs<'a> {
-    /// What a job's nodes must have.
-    pub(super) fn of(state: &State, job: &'a Job) -> Self {
-        let session = job.session.and_then(|id| state.sessions.get(&id));
-        Self {
-            request: &job.request,
-            root: session.is_some_and(|session| session.spec.container.root),
-        }
+/// What a job that could start on what is free still waits for, by its own wish; none: it could not, or does not.
+pub(super) fn holds_out(state: &State, job: &Job, now: Needs<'_>) -> Option<String> {
+    let least = job.request.at_last();
+    if *least == *now.request {
+        return None;
+    }
+    let needs = Needs {
+        request: &least,
+        ..now
+    };
+    fits(&state.hosts, needs, Assume::Now).then(|| {
+        let nvlink = now.request.nvlink && !least.nvlink;
+        let wish = if nvlink {
+            "GPUs joined by NVLink"
+        } else {
+            "nodes on fewer switches"
+        };
+        let longest = job.request.relaxes_after().last().unwrap_or_default();
+        format!(
+            "it could start now, and holds out for {wish} for {} at most",
+            minutes(longest)
+        )
+    })
+}
+
+fn minutes(time: std::time::Duration) -> String {
+    match (time.as_secs() / 60, time.as_secs() % 60) {
+        (0, seconds) => format!("{seconds} s"),
+        (minutes, 0) => format!("{minutes} min"),
+        (minutes, seconds) => format!("{minutes} min {seconds} s"),
     }
 }
 
@@ -166,7 +198,7 @@ pub(super) fn find_place(
     kept_on: &[NodeName],
 ) -> Result<Allocation, WhyNot> {
     let kept = state.hosts.only(kept_on);
-    let there = needs.request.nodes == 1 && fits(&kept, needs, Assume::Now);
+    let there = needs.request.all_nodes() == 1 && fits(&kept, needs, Assume::Now);
     let parts = place(if there { &kept } else { &state.hosts }, needs, Assume::Now)?;
     let held = parts.iter().filter_map(|part| {
         let node = state.nodes.get(&part.node)?;
@@ -232,7 +264,7 @@ impl State {
     /// Refuses a request that no set of this cluster's nodes could ever hold.
     pub(super) fn must_be_possible(&self, spec: &SessionSpec) -> Result<(), Reject> {
         let needs = Needs {
-            request: &spec.request,
+            request: &spec.request.at_last(),
             root: spec.container.root,
         };
         match place(&self.hosts, needs, Assume::Whole) {

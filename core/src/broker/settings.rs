@@ -1,7 +1,9 @@
 //! What an operator may set.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use crate::model::fabric::Fabric;
 use crate::model::policy::Policy;
 use crate::placement::Reserve;
 use serde::{Deserialize, Serialize};
@@ -43,6 +45,8 @@ pub struct Settings {
     pub policy: Policy,
     /// How long records of the audit log are kept.
     pub audit_retention: Duration,
+    /// Switches and blocks over the nodes.
+    pub fabric: Arc<Fabric>,
 }
 
 impl Default for Settings {
@@ -64,6 +68,7 @@ impl Default for Settings {
             memory: 4 * GIB,
             policy: Policy::default(),
             audit_retention: Duration::from_hours(400 * 24),
+            fabric: Arc::default(),
         }
     }
 }

@@ -1,7 +1,9 @@
 //! Everything that a broker knows.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use imbl::{OrdMap, OrdSet};
 
@@ -13,10 +15,11 @@ use crate::model::ids::{
 };
 use crate::model::job::{Job, Phase};
 use crate::model::node::{NodeRecord, Observed, ObservedJob, ObservedPhase};
+use crate::model::resources::ResourceRequest;
 use crate::model::session::Session;
 use crate::model::time::Timestamp;
 use crate::model::user::{ApiToken, NodeToken, User};
-use crate::placement::Hosts;
+use crate::placement::{Assume, Hosts, Needs, fits};
 
 /// Everything that a broker knows. Cloning is cheap: the maps share their parts.
 ///
@@ -53,6 +56,8 @@ pub struct State {
     pub request_keys: OrdMap<(UserName, String), SessionId>,
     /// Pending jobs, in the order in which they were accepted.
     pub queue: OrdSet<JobId>,
+    /// When pending jobs will ask for less.
+    pub patience: OrdSet<(Timestamp, JobId)>,
     /// The pending job that those behind it may not overtake, as the last pass found it.
     pub blocked_by: Option<JobId>,
     /// Jobs that hold something, by when they end at the latest.
@@ -150,6 +155,7 @@ impl State {
         now: Timestamp,
     ) -> Self {
         let lease_ms = u64::try_from(settings.lease.as_millis()).unwrap_or(u64::MAX);
+        let hosts = Hosts::over(Arc::clone(&settings.fabric));
         let mut state = Self {
             settings,
             cluster: ClusterRecord {
@@ -171,11 +177,12 @@ impl State {
             session_names: OrdMap::new(),
             request_keys: OrdMap::new(),
             queue: OrdSet::new(),
+            patience: OrdSet::new(),
             blocked_by: None,
             deadlines: OrdSet::new(),
             usage: OrdMap::new(),
             placed_on: OrdMap::new(),
-            hosts: Hosts::default(),
+            hosts,
             links: OrdMap::new(),
             next_generation: Generation::default(),
             started: now,
@@ -279,6 +286,7 @@ impl State {
             self.count(old, false);
         }
         self.count(&job, true);
+        self.count_patience(old.as_deref(), &job);
         let held = |job: &Job| job.last_placed().map(|placed| placed.allocation.nodes.clone());
         for part in old
             .as_deref()
@@ -289,6 +297,49 @@ impl State {
         {
             self.refresh(&part.node);
         }
+    }
+
+    /// Takes note of when a job will ask for less, once, and forgets it when it waits no more.
+    fn count_patience(&mut self, old: Option<&Job>, job: &Job) {
+        let waits = |job: &Job| matches!(job.phase, Phase::Pending { .. });
+        let times = job
+            .request
+            .relaxes_after()
+            .map(|time| (job.submitted.after(time), job.id));
+        match (old.is_some_and(waits), waits(job)) {
+            (false, true) => self.patience.extend(times),
+            (true, false) => times.for_each(|time| {
+                self.patience.remove(&time);
+            }),
+            (true, true) | (false, false) => {}
+        }
+    }
+
+    /// What a pending job asks for by now; less than it was submitted with, once its patience is over or if that
+    /// can never be.
+    pub(super) fn asked_now<'a>(&self, job: &'a Job) -> Cow<'a, ResourceRequest> {
+        let over = |time: &Duration| !self.patience.contains(&(job.submitted.after(*time), job.id));
+        let times: Vec<Duration> = job.request.relaxes_after().collect();
+        let over = times.iter().filter(|time| over(time)).count();
+        let now = times[..over].last().copied().unwrap_or_default();
+        let stages = std::iter::once(now).chain(times[over..].iter().copied());
+        let mut stages = stages.map(|waited| job.request.after_waiting(waited)).peekable();
+        while let Some(stage) = stages.next() {
+            let needs = Needs {
+                request: &stage,
+                root: self.wants_root(job),
+            };
+            if stages.peek().is_none() || fits(&self.hosts, needs, Assume::Whole) {
+                return stage;
+            }
+        }
+        job.request.at_last()
+    }
+
+    /// A job's user is to be root in its containers.
+    pub(super) fn wants_root(&self, job: &Job) -> bool {
+        let session = job.session.and_then(|id| self.sessions.get(&id));
+        session.is_some_and(|session| session.spec.container.root)
     }
 
     /// Adds a job to the indexes, or takes it out.
@@ -476,7 +527,9 @@ impl State {
         });
         let tokens = self.node_tokens.values().map(|token| token.expires);
         let tokens = tokens.chain(self.tokens.values().map(|token| token.expires));
+        let patience = self.patience.get_min().map(|(at, _)| *at);
         let trim = self.audit_trimmed.after(super::on::AUDIT_TRIM);
-        job.into_iter().chain(nodes).chain(tokens).chain([trim]).min()
+        let jobs = job.into_iter().chain(patience);
+        jobs.chain(nodes).chain(tokens).chain([trim]).min()
     }
 }

@@ -2,7 +2,7 @@
 
 use super::forecast::start_of;
 use super::found::found_on;
-use super::schedule::{find_place, fits_when_free, summary};
+use super::schedule::{find_place, fits_when_free, holds_out, summary};
 use super::state::{NodeUsage, State};
 use crate::model::cpus::Binding;
 use crate::model::gpu::Inventory;
@@ -225,7 +225,11 @@ pub fn explain(state: &State, job: &Job, now: Timestamp) -> Explanation {
         };
     };
     let ahead: Vec<JobId> = queue::order(state).take_while(|id| *id != job.id).collect();
-    let needs = Needs::of(state, job);
+    let asked = state.asked_now(job);
+    let needs = Needs {
+        request: &asked,
+        root: state.wants_root(job),
+    };
     let start = start_of(state, job.id, now).map(|start| start.at);
     match find_place(state, needs, &[]) {
         Ok(_) => Explanation {
@@ -235,10 +239,10 @@ pub fn explain(state: &State, job: &Job, now: Timestamp) -> Explanation {
             ..Explanation::default()
         },
         Err(why) => {
-            let held = if fits_when_free(state, needs) {
-                "it waits for others to end"
-            } else {
-                "it waits for nodes that are down or drained"
+            let held = match holds_out(state, job, needs) {
+                Some(wish) => wish,
+                None if fits_when_free(state, needs) => "it waits for others to end".to_owned(),
+                None => "it waits for nodes that are down or drained".to_owned(),
             };
             Explanation {
                 summary: format!("{held}: {}", summary(&why)),

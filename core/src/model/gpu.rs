@@ -1,5 +1,7 @@
 //! GPUs and NICs, as an agent finds them.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 
 use super::gpu_unit::Sharing;
@@ -119,4 +121,11 @@ pub struct Inventory {
     /// Why no container's user can be root in it here; empty: he can.
     #[serde(default)]
     pub no_root: String,
+    /// What its operator says of it, for `--constraint`.
+    #[serde(default)]
+    pub features: BTreeSet<String>,
+    /// NVLink domain over several hosts that its GPUs are in, as the driver names it: cluster UUID, '.',
+    /// clique id. Empty: none.
+    #[serde(default)]
+    pub nvlink_domain: String,
 }

@@ -1,9 +1,13 @@
 //! The vocabulary: what a cluster is made of.
 
 pub mod audit;
+pub mod constraints;
 pub mod cpus;
+pub mod fabric;
+pub mod features;
 pub mod gpu;
 pub mod gpu_unit;
+pub mod host_list;
 pub mod ids;
 pub mod job;
 pub mod node;

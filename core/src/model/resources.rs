@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::constraints::{Constraints, Patience};
 use super::gpu_unit::{GpuUnit, Sharing, WHOLE_MILLI};
 use super::ids::NodeName;
 
@@ -26,6 +27,28 @@ pub struct ResourceRequest {
     pub cpus_per_node: u32,
     /// Memory on each node, bytes, at least 1.
     pub memory_bytes_per_node: u64,
+    /// Which nodes.
+    #[serde(default)]
+    pub constraints: Constraints,
+    /// What of all this it insists on for some time only.
+    #[serde(default)]
+    pub patience: Patience,
+    /// Other components of the same job, each on nodes of its own; ranks follow in this order. They have none
+    /// themselves.
+    #[serde(default)]
+    pub more: Vec<ResourceRequest>,
+}
+
+impl ResourceRequest {
+    /// Its components, itself the first.
+    pub fn components(&self) -> impl Iterator<Item = &Self> {
+        std::iter::once(self).chain(&self.more)
+    }
+
+    /// Nodes of all components.
+    pub fn all_nodes(&self) -> u64 {
+        self.components().map(|one| u64::from(one.nodes)).sum()
+    }
 }
 
 impl Default for ResourceRequest {
@@ -40,6 +63,9 @@ impl Default for ResourceRequest {
             nvlink: false,
             cpus_per_node: 1,
             memory_bytes_per_node: 1,
+            constraints: Constraints::default(),
+            patience: Patience::default(),
+            more: Vec::new(),
         }
     }
 }

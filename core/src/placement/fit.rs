@@ -2,11 +2,15 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
+use super::filter::Filter;
+use super::gang;
 use super::gpu_set::positions;
-use super::hosts::{Alike, Assume, Hosts, Kind, SameGpus};
+use super::hosts::{Alike, Assume, Hosts, Kind, Member, SameGpus};
 use super::units::{Chosen, Free};
 use super::{Needs, Part};
+use crate::model::ids::NodeName;
 use crate::model::resources::UnitRequest;
 use crate::model::topology::Link;
 
@@ -36,6 +40,11 @@ pub(super) enum Lack {
     Memory,
     /// Root for its users; the number of its kind.
     Root(u32),
+    /// Its name among those that alone will do.
+    NotListed,
+    /// A name that is not to be left out.
+    Excluded,
+    Features,
 }
 
 /// Hosts that can take a part, and the part.
@@ -81,19 +90,51 @@ impl<'a> Candidate<'a> {
 
     /// The parts of as many of its hosts, the lowest names first.
     pub fn parts(&self, count: usize) -> impl Iterator<Item = Part> {
-        self.alike.first(count).into_iter().map(|node| Part {
-            node: node.clone(),
+        self.alike
+            .first(count)
+            .into_iter()
+            .map(|member| self.part(member))
+    }
+
+    /// The part of one of its hosts.
+    pub fn part(&self, member: &Member) -> Part {
+        Part {
+            node: member.node.clone(),
+            component: 0,
             units: self.chosen.units.clone(),
-        })
+        }
+    }
+
+    /// The names of all its hosts.
+    pub fn nodes(&self) -> impl Iterator<Item = &'a NodeName> {
+        let members = self.alike.first(usize::MAX).into_iter();
+        members.map(|member| &member.node)
+    }
+
+    /// Every pair of its GPUs is joined by NVLink.
+    pub fn joined(&self) -> bool {
+        matches!(self.chosen.set.worst, None | Some(Link::NvLink(_)))
     }
 }
 
-/// Hosts that can take a part of a request: of those that give the same GPUs the tightest, as many as are needed.
-pub(super) fn candidates<'a>(hosts: &'a Hosts, needs: Needs<'_>, assume: Assume) -> Vec<Candidate<'a>> {
+/// Hosts that can take a part of a request: all of them where it matters how they lie to each other; else, of those
+/// that give the same GPUs, the tightest, as many as are needed.
+pub(super) fn candidates<'a>(hosts: &'a Hosts, needs: Needs<'a>, assume: Assume) -> Vec<Candidate<'a>> {
+    let all = gang::arranges(hosts, needs.request);
     let mut found = Vec::new();
     each_fitting(hosts, needs, assume, None, |candidate, so_far| {
         found.push(candidate);
-        so_far < needs.request.nodes as usize
+        all || so_far < needs.request.nodes as usize
+    });
+    found
+}
+
+/// All hosts that can take a part of a request.
+pub(super) fn all_candidates<'a>(hosts: &'a Hosts, needs: Needs<'a>, assume: Assume) -> Vec<Candidate<'a>> {
+    let mut found = Vec::new();
+    each_fitting(hosts, needs, assume, None, |candidate, _| {
+        found.push(candidate);
+        true
     });
     found
 }
@@ -101,6 +142,9 @@ pub(super) fn candidates<'a>(hosts: &'a Hosts, needs: Needs<'_>, assume: Assume)
 /// Whether a request fits.
 pub(super) fn fits(hosts: &Hosts, needs: Needs<'_>, assume: Assume) -> bool {
     let (mut nodes, wanted) = (0, needs.request.nodes as usize);
+    if gang::insists(needs.request) {
+        return gang::is_possible(hosts, &candidates(hosts, needs, assume), needs.request);
+    }
     each_fitting(hosts, needs, assume, None, |candidate, _| {
         nodes += candidate.alike.count();
         nodes < wanted
@@ -124,15 +168,22 @@ pub(super) fn lacks(hosts: &Hosts, needs: Needs<'_>, assume: Assume) -> (usize, 
 /// hosts that were looked at.
 fn each_fitting<'a>(
     hosts: &'a Hosts,
-    needs: Needs<'_>,
+    needs: Needs<'a>,
     assume: Assume,
     mut note: Option<&mut dyn FnMut(Lack, usize)>,
     mut take: impl FnMut(Candidate<'a>, usize) -> bool,
 ) {
     let request = needs.request;
+    let filter = Filter::of(hosts, needs).map(Rc::new);
     // What is so of a kind is found once: groups of a kind follow each other.
     let mut of_kind: Option<(&Kind, Result<u64, Lack>)> = None;
-    for group in hosts.same_gpus(assume) {
+    for group in hosts.same_gpus(assume, filter.as_ref()) {
+        if let Some(note) = &mut note {
+            group
+                .left_out()
+                .into_iter()
+                .for_each(|(lack, count)| note(lack, count));
+        }
         let right = match of_kind {
             Some((kind, right)) if std::ptr::eq(kind, group.kind) => right,
             _ => right_gpus(group.kind, needs),
@@ -150,10 +201,14 @@ fn each_fitting<'a>(
         };
         let (mut taken, mut looked_at) = (0, 0);
         for alike in group.with_cpus(request.cpus_per_node) {
-            looked_at += alike.count();
+            let count = alike.count();
+            if count == 0 {
+                continue;
+            }
+            looked_at += count;
             if alike.memory_bytes < request.memory_bytes_per_node {
                 if let Some(note) = &mut note {
-                    note(Lack::FreeMemory, alike.count());
+                    note(Lack::FreeMemory, count);
                 }
                 continue;
             }
@@ -161,11 +216,11 @@ fn each_fitting<'a>(
             let free = (alike.cpus, alike.memory_bytes);
             if let Some(lack) = hosts.keeps(&alike.kind.host, free, left_gpus, needs) {
                 if let Some(note) = &mut note {
-                    note(lack, alike.count());
+                    note(lack, count);
                 }
                 continue;
             }
-            taken += alike.count();
+            taken += count;
             let candidate = Candidate {
                 chosen: chosen.clone(),
                 left_gpus,

@@ -4,10 +4,14 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use super::filter::Filter;
 use super::fit::{Candidate, Lack, candidates, fits, lacks};
 use super::hosts::Alike;
-use super::{Assume, Hosts, Needs, Part, choose};
+use super::{Assume, Hosts, Needs, Part, gang};
+use crate::model::constraints::Constraints;
+use crate::model::features::FeatureExpression;
 use crate::model::gpu_unit::WHOLE_MILLI;
+use crate::model::ids::NodeName;
 use crate::model::resources::{ResourceRequest, UnitRequest};
 
 /// Most slices of a host that are tried one by one as the nearest thing.
@@ -122,6 +126,41 @@ pub enum Refusal {
         /// CPUs asked for.
         wanted: u32,
     },
+    /// The request names its nodes, and not this one.
+    NotListed,
+    /// The request leaves it out.
+    Excluded,
+    /// Its features are not those asked for.
+    Features {
+        /// Those asked for.
+        wanted: FeatureExpression,
+    },
+    /// It would do, but a node that must be among the job's would not.
+    ListedUnfit,
+    /// It would do for a component, but all components together need more nodes.
+    FewerForAll {
+        /// Nodes of all components.
+        wanted: u32,
+    },
+    /// It would do, but too few such nodes hang on so few leaf switches.
+    FewerOnSwitches {
+        /// Nodes asked for.
+        wanted: u32,
+        /// Leaf switches.
+        switches: u32,
+    },
+    /// It would do, but blocks hold too few segments of such nodes.
+    FewerSegments {
+        /// Segments asked for.
+        wanted: u32,
+        /// Nodes of each.
+        segment: u32,
+    },
+    /// It would do, but too few such nodes follow each other.
+    FewerAdjacent {
+        /// Nodes asked for.
+        wanted: u32,
+    },
     /// It has too little memory, free or not.
     LessMemory {
         /// Bytes asked for.
@@ -190,6 +229,38 @@ impl fmt::Display for Refusal {
             Self::FewerGpus { wanted, model } => write!(f, "fewer than {wanted} {}", gpus(*wanted, model)),
             Self::NoNvlinkSet { wanted } => write!(f, "no {wanted} GPUs joined by NVLink"),
             Self::FewerCpus { wanted } => write!(f, "fewer than {wanted} CPUs"),
+            Self::NotListed => f.write_str("not in --nodelist"),
+            Self::Excluded => f.write_str("in --exclude"),
+            Self::Features {
+                wanted: FeatureExpression::Has(name),
+            } => write!(f, "no feature {name}"),
+            Self::Features { wanted } => write!(f, "features are not {wanted}"),
+            Self::ListedUnfit => f.write_str("fits, but not every node of --nodelist does"),
+            Self::FewerForAll { wanted } => write!(
+                f,
+                "fits a component, but there are no {wanted} nodes for all components at once"
+            ),
+            Self::FewerOnSwitches { wanted, switches } => {
+                let on = if *switches == 1 {
+                    "one leaf switch"
+                } else {
+                    "so few leaf switches"
+                };
+                write!(
+                    f,
+                    "fits, but no {wanted} such nodes are on {on} (--switches={switches})"
+                )
+            }
+            Self::FewerSegments { wanted, segment } => write!(
+                f,
+                "fits, but blocks have no {wanted} times {segment} such nodes (--segment={segment})"
+            ),
+            Self::FewerAdjacent { wanted } => {
+                write!(
+                    f,
+                    "fits, but no {wanted} such nodes follow each other (--contiguous)"
+                )
+            }
             Self::LessMemory { wanted } => write!(f, "less than {} of memory", Bytes(*wanted)),
         }
     }
@@ -235,13 +306,18 @@ pub(super) fn not(hosts: &Hosts, needs: Needs<'_>, assume: Assume) -> WhyNot {
         *counts.entry(refusal(hosts, lack, request)).or_default() += count;
     }
     if fitting > 0 {
-        let wanted = request.nodes;
-        counts.insert(Refusal::FewerNodes { wanted }, fitting as u32);
+        counts.insert(refused_together(hosts, needs, assume, fitting), fitting as u32);
     }
     if assume != Assume::Whole {
-        for (state, count) in hosts.unavailable() {
-            let state = state.to_owned();
-            *counts.entry(Refusal::Unavailable { state }).or_default() += count;
+        let filter = Filter::of(hosts, needs);
+        for (why, count) in hosts.unavailable(filter.as_ref()) {
+            let refused = why.map_or_else(
+                |lack| refusal(hosts, lack, request),
+                |state| Refusal::Unavailable {
+                    state: state.to_owned(),
+                },
+            );
+            *counts.entry(refused).or_default() += count;
         }
     }
     let mut refusals: Vec<(Refusal, u32)> = counts.into_iter().collect();
@@ -257,6 +333,72 @@ pub(super) fn not(hosts: &Hosts, needs: Needs<'_>, assume: Assume) -> WhyNot {
         .nearest(),
         ever: fits(hosts, needs, Assume::Whole),
     }
+}
+
+/// Why a request of several components has no place: what the first of them lacks that has none even by itself; or
+/// else, that they need the same hosts.
+pub(super) fn not_all(hosts: &Hosts, needs: Needs<'_>, assume: Assume) -> WhyNot {
+    let ever = super::fits(hosts, needs, Assume::Whole);
+    if let Some(alone) = needs.components().find(|needs| !fits(hosts, *needs, assume)) {
+        return WhyNot {
+            ever,
+            ..not(hosts, alone, assume)
+        };
+    }
+    let all = needs
+        .components()
+        .flat_map(|needs| super::fit::all_candidates(hosts, needs, assume));
+    let useful: BTreeSet<NodeName> = all
+        .flat_map(|one| one.nodes().cloned().collect::<Vec<_>>())
+        .collect();
+    let wanted = needs.components().map(|needs| needs.request.nodes).sum();
+    WhyNot {
+        refusals: vec![(Refusal::FewerForAll { wanted }, useful.len() as u32)],
+        nearest: None,
+        ever,
+    }
+}
+
+/// Why hosts that would do, each by itself, do not do together.
+fn refused_together(hosts: &Hosts, needs: Needs<'_>, assume: Assume, fitting: usize) -> Refusal {
+    let (request, wanted) = (needs.request, needs.request.nodes);
+    if fitting < wanted as usize {
+        return Refusal::FewerNodes { wanted };
+    }
+    let fits_without = |change: fn(&mut Constraints)| {
+        let mut request = request.clone();
+        change(&mut request.constraints);
+        let needs = Needs {
+            request: &request,
+            ..needs
+        };
+        fits(hosts, needs, assume)
+    };
+    let Constraints {
+        switches,
+        segment,
+        contiguous,
+        ..
+    } = request.constraints;
+    let mut asked: Vec<(Refusal, fn(&mut Constraints))> = Vec::new();
+    if switches > 0 {
+        asked.push((Refusal::FewerOnSwitches { wanted, switches }, |all| {
+            all.switches = 0
+        }));
+    }
+    if segment > 1 {
+        let wanted = wanted / segment;
+        asked.push((Refusal::FewerSegments { wanted, segment }, |all| all.segment = 0));
+    }
+    if contiguous {
+        asked.push((Refusal::FewerAdjacent { wanted }, |all| all.contiguous = false));
+    }
+    if asked.is_empty() || !fits_without(Constraints::drop_arrangement) {
+        return Refusal::ListedUnfit;
+    }
+    // What alone stands in the way; or else the first of what is asked for.
+    let alone = asked.iter().position(|(_, without)| fits_without(*without));
+    asked.swap_remove(alone.unwrap_or(0)).0
 }
 
 fn refusal(hosts: &Hosts, lack: Lack, request: &ResourceRequest) -> Refusal {
@@ -295,6 +437,13 @@ fn refusal(hosts: &Hosts, lack: Lack, request: &ResourceRequest) -> Refusal {
         Lack::Memory => Refusal::LessMemory {
             wanted: request.memory_bytes_per_node,
         },
+        Lack::NotListed => Refusal::NotListed,
+        Lack::Excluded => Refusal::Excluded,
+        // Only what asks for features lacks them.
+        Lack::Features => match request.constraints.features.clone() {
+            Some(wanted) => Refusal::Features { wanted },
+            None => Refusal::Excluded,
+        },
         Lack::Root(kind) => {
             let why = hosts.kind(kind).map_or("", |host| host.no_root.as_str());
             let state = format!("not able to make its users root ({why})");
@@ -316,6 +465,7 @@ impl<'a> Near<'a> {
     fn nearest(&self) -> Option<String> {
         let tries = [
             Self::fewer_nodes,
+            Self::apart,
             Self::without_nvlink,
             Self::fewer_gpus,
             Self::fewer_cpus,
@@ -326,10 +476,13 @@ impl<'a> Near<'a> {
         (!found.is_empty()).then(|| found.join("; or "))
     }
 
-    fn candidates(&self, request: &ResourceRequest) -> Vec<Candidate<'a>> {
+    fn candidates<'r>(&self, request: &'r ResourceRequest) -> Vec<Candidate<'r>>
+    where
+        'a: 'r,
+    {
         let needs = Needs {
-            request,
             root: self.root,
+            ..request.into()
         };
         candidates(self.hosts, needs, self.assume)
     }
@@ -337,14 +490,19 @@ impl<'a> Near<'a> {
     /// Where a changed request fits: "n3", "each of n1, n2".
     fn place_of(&self, request: &ResourceRequest) -> Option<String> {
         let fitting = self.candidates(request);
-        Some(names_of(&choose(fitting, request)?))
+        Some(names_of(&gang::choose(
+            self.hosts,
+            &fitting,
+            request,
+            &BTreeSet::new(),
+        )?))
     }
 
     fn fewer_nodes(&self) -> Option<String> {
         let request = self.request;
         let needs = Needs {
-            request,
             root: self.root,
+            ..request.into()
         };
         let (fitting, _) = lacks(self.hosts, needs, self.assume);
         if fitting == 0 || fitting >= request.nodes as usize {
@@ -355,6 +513,17 @@ impl<'a> Near<'a> {
             ..request.clone()
         })?;
         Some(format!("{fitting} of {} nodes: on {place}", request.nodes))
+    }
+
+    fn apart(&self) -> Option<String> {
+        let request = self.request;
+        if request.nodes < 2 || !request.constraints.arrange() {
+            return None;
+        }
+        let mut relaxed = request.clone();
+        relaxed.constraints.drop_arrangement();
+        let place = self.place_of(&relaxed)?;
+        Some(format!("{} nodes further apart: on {place}", request.nodes))
     }
 
     fn without_nvlink(&self) -> Option<String> {
@@ -372,10 +541,13 @@ impl<'a> Near<'a> {
 
     fn fewer_gpus(&self) -> Option<String> {
         let request = self.request;
-        let free = self.hosts.same_gpus(self.assume).map(|group| match request.unit {
-            UnitRequest::Whole => group.gpus.count_ones(),
-            UnitRequest::Mig(_) | UnitRequest::Share { .. } | UnitRequest::Least => MAX_TRIED,
-        });
+        let free = self
+            .hosts
+            .same_gpus(self.assume, None)
+            .map(|group| match request.unit {
+                UnitRequest::Whole => group.gpus.count_ones(),
+                UnitRequest::Mig(_) | UnitRequest::Share { .. } | UnitRequest::Least => MAX_TRIED,
+            });
         let counts = (1..request.gpus_per_node.min(free.max()?.saturating_add(1))).rev();
         let mut placed = counts.filter_map(|count| {
             let place = self.place_of(&ResourceRequest {
@@ -470,7 +642,7 @@ impl<'a> Near<'a> {
             .iter()
             .map(|one| (one.models(), one.parts(relaxed.nodes as usize).collect()))
             .collect();
-        let parts = choose(fitting, &relaxed)?;
+        let parts = gang::choose(self.hosts, &fitting, &relaxed, &BTreeSet::new())?;
         let chosen = models
             .iter()
             .filter(|(_, some)| some.iter().any(|part| parts.contains(part)));

@@ -64,6 +64,7 @@ struct Report<'a> {
     driver_version: &'a str,
     /// NVML library that was used; empty: none.
     nvml_library: &'a str,
+    nvlink_domain: &'a str,
     /// Why GPUs that may exist are not offered, or what is wrong with them; empty: nothing to say.
     gpu_note: &'a str,
     /// In the driver's order.
@@ -144,6 +145,7 @@ impl<'a> Report<'a> {
             os: &inventory.os,
             driver_version: &inventory.driver_version,
             nvml_library: &inventory.nvml_library,
+            nvlink_domain: &inventory.nvlink_domain,
             gpu_note: &inventory.gpu_note,
             gpus: gpus.collect(),
             links: (0..count)

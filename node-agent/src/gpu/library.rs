@@ -16,6 +16,7 @@ use nvml_wrapper::{Device, Nvml};
 use nvml_wrapper_sys::bindings as sys;
 use thiserror::Error;
 
+use super::fabric;
 use super::links::{self, FarEnd, Pairs, Port, Ports};
 use super::sysfs::{Sysfs, numa_link};
 
@@ -207,6 +208,7 @@ impl Library {
             ));
         }
         inventory.links = links;
+        inventory.nvlink_domain = fabric::domain(&self.nvml, &devices);
         inventory.gpu_note = notes.join("; ");
     }
 

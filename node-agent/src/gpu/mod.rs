@@ -7,12 +7,13 @@
 //! Every function here may block for long: on sick hardware NVML's calls take
 //! seconds, or hang. Async callers go through `spawn_blocking`.
 
+mod fabric;
 mod host;
 mod library;
 mod links;
 mod sysfs;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use anyhow::Context as _;
@@ -32,6 +33,8 @@ pub struct NvmlSource {
     pub library: Option<PathBuf>,
     /// CPUs and memory to offer.
     pub sizes: HostSizes,
+    /// What the operator says of the host, for `--constraint`.
+    pub features: BTreeSet<String>,
 }
 
 /// Discovers the host. Blocks.
@@ -43,6 +46,7 @@ pub fn discover(source: &NvmlSource) -> Inventory {
         cpus: source.sizes.offered_cpus(),
         memory_bytes: source.sizes.offered_memory(),
         os: host::operating_system(),
+        features: source.features.clone(),
         ..Inventory::default()
     };
     match Library::open(source.library.as_deref()) {

@@ -1,5 +1,8 @@
 //! What a host has.
 
+use std::collections::BTreeSet;
+
+use carrel_core::model::features::{MAX_FEATURES, is_feature};
 use carrel_core::model::gpu::{GpuInfo, Inventory, NicInfo};
 use carrel_core::model::gpu_unit::Sharing;
 use carrel_core::model::topology::{Link, LinkMatrix};
@@ -149,6 +152,16 @@ fn nic(message: v1::NicInfo, gpus: usize) -> Result<NicInfo, ConvertError> {
     })
 }
 
+fn features(names: Vec<String>) -> Result<BTreeSet<String>, ConvertError> {
+    if names.len() > MAX_FEATURES || !names.iter().all(|name| is_feature(name)) {
+        return Err(ConvertError::Invalid {
+            field: "node's features",
+            why: "at most 64, each of 1 to 64 letters, digits and . _ - = + : / @",
+        });
+    }
+    Ok(names.into_iter().collect())
+}
+
 impl From<&Inventory> for v1::Inventory {
     fn from(inventory: &Inventory) -> Self {
         Self {
@@ -168,6 +181,8 @@ impl From<&Inventory> for v1::Inventory {
             nvml_library: inventory.nvml_library.clone(),
             isolation: inventory.isolation.clone(),
             no_root: inventory.no_root.clone(),
+            features: inventory.features.iter().cloned().collect(),
+            nvlink_domain: inventory.nvlink_domain.clone(),
         }
     }
 }
@@ -204,6 +219,8 @@ impl TryFrom<v1::Inventory> for Inventory {
             nvml_library: text(message.nvml_library),
             isolation: text(message.isolation),
             no_root: text(message.no_root),
+            features: features(message.features)?,
+            nvlink_domain: text(message.nvlink_domain),
         })
     }
 }

@@ -5,6 +5,7 @@
 //! lists that belong together must have equal lengths. Nothing here asserts
 //! anything of a peer's message.
 
+mod constraints;
 mod desired;
 mod inventory;
 mod mig;
@@ -12,6 +13,8 @@ mod observed;
 mod request;
 mod rights;
 
+use carrel_core::model::features::BadExpression;
+use carrel_core::model::host_list::BadHostList;
 use carrel_core::model::ids::{BadName, ClusterId, Incarnation, SessionId};
 use thiserror::Error;
 
@@ -41,6 +44,12 @@ pub enum ConvertError {
         /// The value that came.
         value: i32,
     },
+    /// A host list is none.
+    #[error(transparent)]
+    HostList(#[from] BadHostList),
+    /// An expression over features is none.
+    #[error(transparent)]
+    Features(#[from] BadExpression),
     /// Anything else.
     #[error("{field} is not valid: {why}")]
     Invalid {

@@ -4,6 +4,7 @@ use carrel_core::model::gpu_unit::{WHOLE_MILLI, is_profile};
 use carrel_core::model::job::{JobKind, JobState};
 use carrel_core::model::resources::{ResourceRequest, UnitRequest};
 use carrel_core::model::session::{Mount, SessionSpec, SessionState};
+use carrel_core::placement::MAX_COMPONENTS;
 
 use super::ConvertError;
 use super::inventory::{sharing, sharing_message};
@@ -21,6 +22,10 @@ impl From<&ResourceRequest> for v1::ResourceRequest {
             memory_bytes_per_node: request.memory_bytes_per_node,
             unit: unit_message(&request.unit).map(|unit| v1::GpuUnitRequest { unit: Some(unit) }),
             gpu_memory_bytes: request.gpu_memory_bytes,
+            constraints: Some((&request.constraints).into())
+                .filter(|one| *one != v1::NodeConstraints::default()),
+            patience: Some((&request.patience).into()).filter(|one| *one != v1::Patience::default()),
+            more: request.more.iter().map(Into::into).collect(),
         }
     }
 }
@@ -67,6 +72,10 @@ impl TryFrom<v1::ResourceRequest> for ResourceRequest {
         if request.nodes == 0 {
             return invalid("number of nodes", "at least 1");
         }
+        if request.more.len() >= MAX_COMPONENTS || request.more.iter().any(|one| !one.more.is_empty()) {
+            return invalid("components", "at most 8, without components of their own");
+        }
+        let more = request.more.into_iter().map(Self::try_from);
         if request.gpu_model.len() > 128 {
             return invalid("GPU model", "at most 128 bytes");
         }
@@ -83,6 +92,9 @@ impl TryFrom<v1::ResourceRequest> for ResourceRequest {
                 .transpose()?
                 .unwrap_or_default(),
             gpu_memory_bytes: request.gpu_memory_bytes,
+            constraints: request.constraints.unwrap_or_default().try_into()?,
+            patience: request.patience.unwrap_or_default().into(),
+            more: more.collect::<Result<_, _>>()?,
         })
     }
 }

@@ -51,6 +51,8 @@ fn observed() -> Observed {
             nvml_library: "/lib/nvml".into(),
             isolation: "all of it".into(),
             no_root: "an old kernel".into(),
+            features: ["ib", "rack1"].map(str::to_owned).into(),
+            nvlink_domain: "00112233-4455-6677-8899-aabbccddeeff.7".into(),
         },
         jobs: vec![ObservedJob {
             key: key(),

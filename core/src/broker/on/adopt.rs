@@ -393,6 +393,7 @@ fn held(parts: &[FoundPart]) -> ResourceRequest {
         nvlink: false,
         cpus_per_node: first.cpus,
         memory_bytes_per_node: first.memory_bytes,
+        ..ResourceRequest::default()
     }
 }
 

@@ -1,6 +1,7 @@
 //! What each input does, one subject a file.
 
 mod adopt;
+mod constraints;
 mod directory;
 mod end;
 mod node;

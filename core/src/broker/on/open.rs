@@ -13,6 +13,7 @@ use crate::model::policy::Refusal;
 use crate::model::resources::{ResourceRequest, UnitRequest, model_matches};
 use crate::model::session::{Session, SessionSpec};
 use crate::model::time::Timestamp;
+use crate::placement::MAX_COMPONENTS;
 
 /// Sessions that one user may have; more is a script gone wrong.
 const MAX_SESSIONS_PER_USER: usize = 1_000;
@@ -102,6 +103,7 @@ impl Broker {
             session.spec = self.state.complete(spec)?;
         }
         self.state.must_be_allowed(&session.owner, &session.spec)?;
+        self.state.must_make_sense(&session.spec.request)?;
         self.state.must_be_possible(&session.spec)?;
         session.ephemeral = request.ephemeral;
         session.request_key = request.request_key;
@@ -121,6 +123,7 @@ impl Broker {
         };
         let spec = self.state.complete(spec)?;
         self.state.must_be_allowed(&caller.user, &spec)?;
+        self.state.must_make_sense(&spec.request)?;
         self.state.must_be_possible(&spec)?;
         let owned = self.state.sessions_of(&caller.user).count();
         if owned >= MAX_SESSIONS_PER_USER {
@@ -213,36 +216,14 @@ impl State {
     pub(in crate::broker) fn complete(&self, mut spec: SessionSpec) -> Result<SessionSpec, Reject> {
         let invalid = |message: String| Err(Reject::new(RejectKind::Invalid, message));
         let settings = &self.settings;
-        let request = &mut spec.request;
-        for (what, value, most) in [
-            ("nodes", u64::from(request.nodes), u64::from(MAX_NODES)),
-            (
-                "GPUs a node",
-                u64::from(request.gpus_per_node),
-                u64::from(MAX_GPUS_PER_NODE),
-            ),
-            (
-                "CPUs a node",
-                u64::from(request.cpus_per_node),
-                u64::from(MAX_CPUS),
-            ),
-            (
-                "bytes of memory a node",
-                request.memory_bytes_per_node,
-                MAX_MEMORY,
-            ),
-        ] {
-            if value > most {
-                return invalid(format!(
-                    "{value} {what} are more than any host has ({most} at most)"
-                ));
-            }
+        let components = spec.request.components().count();
+        if components > MAX_COMPONENTS {
+            return invalid(format!(
+                "{components} components are too many, {MAX_COMPONENTS} at most"
+            ));
         }
-        if request.unit != UnitRequest::Whole && request.nvlink {
-            return invalid("NVLink joins whole GPUs only, no slices and no shares".to_owned());
-        }
-        if request.nodes == 0 {
-            return invalid("0 nodes were asked for; at least 1 is needed".to_owned());
+        for request in spec.request.components() {
+            must_be_of_this_world(request)?;
         }
         if spec.time_limit.is_zero() {
             spec.time_limit = settings.default_time;
@@ -267,9 +248,8 @@ impl State {
             )
             .hint("add --image REFERENCE"));
         }
-        if spec.image.len() > MAX_TEXT || spec.workdir.len() > MAX_TEXT || request.gpu_model.len() > MAX_TEXT
-        {
-            return invalid(format!("an image, path or model of over {MAX_TEXT} characters"));
+        if spec.image.len() > MAX_TEXT || spec.workdir.len() > MAX_TEXT {
+            return invalid(format!("an image or path of over {MAX_TEXT} characters"));
         }
         let bytes: usize = spec
             .env
@@ -283,6 +263,9 @@ impl State {
             ));
         }
         self.default_sizes(&mut spec.request);
+        for request in &mut spec.request.more {
+            self.default_sizes(request);
+        }
         Ok(spec)
     }
 
@@ -345,6 +328,45 @@ impl State {
             request.memory_bytes_per_node = memory.max(64 << 20);
         }
     }
+}
+
+/// Refuses sizes that no host has.
+fn must_be_of_this_world(request: &ResourceRequest) -> Result<(), Reject> {
+    let invalid = |message: String| Err(Reject::new(RejectKind::Invalid, message));
+    for (what, value, most) in [
+        ("nodes", u64::from(request.nodes), u64::from(MAX_NODES)),
+        (
+            "GPUs a node",
+            u64::from(request.gpus_per_node),
+            u64::from(MAX_GPUS_PER_NODE),
+        ),
+        (
+            "CPUs a node",
+            u64::from(request.cpus_per_node),
+            u64::from(MAX_CPUS),
+        ),
+        (
+            "bytes of memory a node",
+            request.memory_bytes_per_node,
+            MAX_MEMORY,
+        ),
+    ] {
+        if value > most {
+            return invalid(format!(
+                "{value} {what} are more than any host has ({most} at most)"
+            ));
+        }
+    }
+    if request.unit != UnitRequest::Whole && request.nvlink {
+        return invalid("NVLink joins whole GPUs only, no slices and no shares".to_owned());
+    }
+    if request.nodes == 0 {
+        return invalid("0 nodes were asked for; at least 1 is needed".to_owned());
+    }
+    if request.gpu_model.len() > MAX_TEXT {
+        return invalid(format!("a model of over {MAX_TEXT} characters"));
+    }
+    Ok(())
 }
 
 fn hours(duration: Duration) -> String {

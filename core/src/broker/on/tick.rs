@@ -21,6 +21,7 @@ impl Broker {
             self.trim_audit(now);
         }
         self.end_overdue(now);
+        self.end_patience(now);
         self.give_up_lost_nodes(now);
         self.forget_expired_tokens(now);
         Ok(Reply::Done)
@@ -60,6 +61,16 @@ impl Broker {
                     exit_code: None,
                 },
             );
+        }
+    }
+
+    /// Pending jobs that ask for less from now on may start.
+    pub(crate) fn end_patience(&mut self, now: Timestamp) {
+        let due = self.state.patience.iter().take_while(|(at, _)| *at <= now);
+        let due: Vec<_> = due.copied().collect();
+        self.output.room |= !due.is_empty();
+        for entry in due {
+            self.state.patience.remove(&entry);
         }
     }
 

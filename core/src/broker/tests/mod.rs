@@ -1,5 +1,6 @@
 //! The state machine, seen from outside: inputs, and what they cause.
 
+mod constraints;
 mod forecast;
 mod found;
 mod hardware;
@@ -65,7 +66,8 @@ fn node(name: &str) -> NodeName {
 
 /// Eight H100 joined through NVSwitch, on two NUMA nodes. Nodes whose names begin with "old" cannot make
 /// users root in their containers; on those with "mig" the last GPU is in MIG mode, and the first two are
-/// shared; on those with "pair" NVLink joins two each.
+/// shared; on those with "pair" NVLink joins two each; those that begin with "ib" have
+/// that feature.
 fn inventory(node: &str) -> Inventory {
     let gpus = (0..8u32).map(|index| GpuInfo {
         uuid: format!("GPU-{node}-{index}").parse().expect("a UUID"),
@@ -101,6 +103,11 @@ fn inventory(node: &str) -> Inventory {
         } else {
             String::new()
         },
+        features: node
+            .starts_with("ib")
+            .then(|| "ib".to_owned())
+            .into_iter()
+            .collect(),
         ..Inventory::default()
     }
 }
@@ -149,8 +156,12 @@ fn open(name: &str, spec: SessionSpec) -> OpenSession {
 impl World {
     /// A new cluster with these nodes, connected and idle, and the users alice and bob.
     fn new(nodes: &[&str]) -> Self {
+        Self::with(settings(), nodes)
+    }
+
+    fn with(settings: Settings, nodes: &[&str]) -> Self {
         let now = Timestamp(1_000_000);
-        let (broker, store) = Broker::start(settings(), Vec::new(), cluster(), 7, now);
+        let (broker, store) = Broker::start(settings, Vec::new(), cluster(), 7, now);
         let mut world = Self {
             broker,
             store,
@@ -205,7 +216,11 @@ impl World {
 
     /// The broker dies and starts again from its store.
     fn restart(&mut self, nonce: u64) {
-        let (broker, changes) = Broker::start(settings(), self.store.clone(), cluster(), nonce, self.now);
+        self.restart_with(settings(), nonce);
+    }
+
+    fn restart_with(&mut self, settings: Settings, nonce: u64) {
+        let (broker, changes) = Broker::start(settings, self.store.clone(), cluster(), nonce, self.now);
         self.broker = broker;
         self.store.extend(changes);
         assert_eq!(check(self.broker.state()), vec![], "after a restart");

@@ -24,6 +24,22 @@ pub const REQUESTS: Target = Target {
                     unit: Some(v1::gpu_unit_request::Unit::MigProfile("1g.10gb".into())),
                 }),
                 gpu_memory_bytes: 10 << 30,
+                constraints: Some(v1::NodeConstraints {
+                    nodelist: "gpu[01-16,20],r[1-2]n[1-2]".into(),
+                    exclude: "gpu7".into(),
+                    features: "ib&(rack1|rack2)".into(),
+                    switches: 1,
+                    segment: 2,
+                    contiguous: true,
+                }),
+                patience: Some(v1::Patience {
+                    nvlink_ms: Some(600_000),
+                    switches_ms: None,
+                }),
+                more: vec![v1::ResourceRequest {
+                    nodes: 1,
+                    ..v1::ResourceRequest::default()
+                }],
             }),
             image: "nvcr.io/nvidia/pytorch:24.05-py3".into(),
             ..v1::SessionSpec::default()

@@ -1,0 +1,193 @@
+//! Gangs over a fabric, and nodes that are asked for by name and feature.
+
+use carrel_tests::cluster::{Cluster, Options, Session};
+use carrel_tests::user::ALICE;
+use serde_json::Value;
+
+/// Two trays of one rack on one switch, and before them in name, on another switch, one of another rack and a
+/// host without GPUs.
+const FABRIC: &str = r#"
+[[fabric.switch]]
+name = "leaf1"
+nodes = "n[0-1]"
+
+[[fabric.switch]]
+name = "leaf2"
+nodes = "n[2-3],absent[1-2]"
+
+[[fabric.switch]]
+name = "spine"
+switches = "leaf[1-2]"
+"#;
+
+const SMALL: [&str; 4] = ["-c", "1", "--mem", "64M"];
+
+fn cluster() -> Cluster {
+    Cluster::start(&Options {
+        hosts: vec![
+            None,
+            Some("gb200-rack1"),
+            Some("gb200-rack2"),
+            Some("gb200-rack2"),
+        ],
+        agent_configs: vec!["features = [\"cpu\"]", "features = [\"ib\", \"rack1\"]"],
+        broker_config: FABRIC.to_owned(),
+        ..Options::default()
+    })
+}
+
+fn open<'a>(cluster: &'a Cluster, name: &str, args: &[&str]) -> Session<'a> {
+    cluster.open(ALICE, name, &[&SMALL[..], args].concat())
+}
+
+fn held(session: &Session<'_>) -> Vec<Value> {
+    let record = session.record();
+    let nodes = record["job"]["nodes"].as_array().expect("nodes");
+    nodes.clone()
+}
+
+fn nodes(session: &Session<'_>) -> Vec<String> {
+    let names = held(session).into_iter().map(|part| part["node"].clone());
+    names
+        .map(|name| name.as_str().expect("a name").to_owned())
+        .collect()
+}
+
+/// Waits until what was stopped is released everywhere.
+fn idle(cluster: &Cluster) {
+    cluster.ready("every node is idle again", |this| {
+        let nodes = this.json(ALICE, ["nodes"]);
+        let nodes = nodes.as_array().expect("nodes");
+        nodes.iter().all(|node| node["state"] == "IDLE")
+    });
+}
+
+/// A gang lands in one block, though the first nodes are free; names, features and exclusions are kept; and what can
+/// never be is refused at once, with the reason, and does not wait.
+#[test]
+fn a_gang_lands_in_one_block_and_constraints_are_kept() {
+    let cluster = cluster();
+    assert!(
+        cluster.logs().contains("absent[1-2]"),
+        "nodes that have not joined are told of: {}",
+        cluster.last_logs()
+    );
+
+    let gang = open(
+        &cluster,
+        "gang",
+        &[
+            "-N",
+            "2",
+            "--gpus-per-node",
+            "4",
+            "--segment",
+            "2",
+            "--switches",
+            "1",
+        ],
+    );
+    assert_eq!(nodes(&gang), ["n2", "n3"]);
+    for part in held(&gang) {
+        assert_eq!(part["switch_path"], "leaf2 < spine");
+        assert_eq!(part["block"], "9a2cf1f7-550d-4be2-8bd2-a3d91c0e5d64.2");
+    }
+    let shown = cluster.carrel(ALICE, ["explain", "gang"]).ok();
+    assert!(shown.contains("n2: leaf2 < spine, block 9a2cf1f7"), "{shown}");
+    drop(gang);
+    idle(&cluster);
+
+    let mixed = open(
+        &cluster,
+        "mixed",
+        &[
+            "-C",
+            "cpu",
+            ":",
+            "-N",
+            "2",
+            "--gpus-per-node",
+            "2",
+            "-c",
+            "1",
+            "--mem",
+            "64M",
+        ],
+    );
+    assert_eq!(
+        nodes(&mixed),
+        ["n0", "n2", "n3"],
+        "ranks in the order of components"
+    );
+    let gpus = held(&mixed)
+        .into_iter()
+        .map(|part| part["gpus"].as_array().map(Vec::len));
+    assert_eq!(gpus.collect::<Vec<_>>(), [Some(0), Some(2), Some(2)]);
+    drop(mixed);
+    idle(&cluster);
+
+    let named = open(&cluster, "named", &["-w", "n[2-3]", "--gpus-per-node", "1"]);
+    assert_eq!(nodes(&named), ["n2", "n3"], "as many nodes as are named");
+    let excluded = open(&cluster, "excluded", &["-x", "n[2-3]", "--gpus", "1"]);
+    assert_eq!(nodes(&excluded), ["n1"]);
+    let featured = open(&cluster, "featured", &["-C", "ib&(rack1|rack9)"]);
+    assert_eq!(nodes(&featured), ["n1"], "though a host without GPUs is there");
+    let listed = cluster.json(ALICE, ["nodes"]);
+    assert_eq!(listed[1]["features"], serde_json::json!(["ib", "rack1"]));
+
+    let before = cluster.json(ALICE, ["ps"]);
+    for (args, why) in [
+        (
+            &["-N", "3", "--gpus-per-node", "1", "--switches", "1"][..],
+            "no 3 such nodes are on one leaf switch",
+        ),
+        (
+            &["-N", "3", "--gpus-per-node", "1", "--segment", "3"],
+            "blocks have no 1 times 3 such nodes",
+        ),
+        (&["-N", "3", "--segment", "2"], "no multiple of --segment=2"),
+        (&["-C", "gold"], "no feature gold on 4 nodes"),
+        (&["-w", "n[3-5]"], "there are no nodes n[4-5] (--nodelist)"),
+        (&["-w", "n0", "--gpus", "1"], "no GPUs on 1 node"),
+        (&["-x", "n[0-3]"], "in --exclude on 4 nodes"),
+        (&["-w", "gpu[1-"], "no ']' closes its '['"),
+        (&["-w", "gpu[1-1000000000]"], "over 65536 names"),
+    ] {
+        let refused = cluster
+            .carrel(ALICE, ["alloc"])
+            .args(SMALL)
+            .args(args)
+            .args(["--", "true"])
+            .run();
+        assert_ne!(refused.code, 0, "{args:?}: {refused}");
+        assert!(refused.stderr.contains(why), "{args:?}: {refused}");
+    }
+    assert_eq!(
+        cluster.json(ALICE, ["ps"]).as_array().map(Vec::len),
+        before.as_array().map(Vec::len),
+        "nothing waits"
+    );
+}
+
+/// Who holds out for a switch starts when the time is over, on what there is, and lets others pass meanwhile.
+#[test]
+fn a_wish_is_held_out_for_and_then_given_up() {
+    let cluster = cluster();
+    let holder = open(&cluster, "holder", &["-w", "n3", "--gpus", "4"]);
+    let patient = cluster
+        .carrel(
+            ALICE,
+            ["alloc", "-N", "2", "--gpus-per-node", "4", "--switches", "1@5s"],
+        )
+        .args(SMALL)
+        .args(["--", "sh", "-c", "echo $SLURM_JOB_NODELIST"])
+        .spawn();
+    cluster.ready("it holds out", |this| {
+        let jobs = this.json(ALICE, ["ps"]).to_string();
+        jobs.contains("holds out for nodes on fewer switches")
+    });
+    drop(open(&cluster, "later", &[]));
+    let output = patient.wait();
+    assert_eq!(output.stdout.trim(), "n1,n2", "{output}");
+    drop(holder);
+}
