@@ -34,7 +34,7 @@ pub(super) fn choose(hosts: &Hosts, needs: Needs<'_>, assume: Assume) -> Option<
         .map(|needs| {
             let mut fitting = fit::all_candidates(hosts, needs, assume);
             fitting.sort_by_key(Candidate::rank);
-            let names = fitting.iter().flat_map(|candidate| candidate.nodes()).collect();
+            let names = fitting.iter().flat_map(Candidate::nodes).collect();
             Component {
                 needs,
                 fitting,

@@ -267,9 +267,10 @@ fn right_gpus(kind: &Kind, needs: Needs<'_>) -> Result<u64, Lack> {
             if (host.placeable & right).count_ones() < wanted {
                 return Err(Lack::Gpus);
             }
-            return match (host.placeable & large).count_ones() < wanted {
-                true => Err(Lack::GpuMemory),
-                false => Ok(large),
+            return if (host.placeable & large).count_ones() < wanted {
+                Err(Lack::GpuMemory)
+            } else {
+                Ok(large)
             };
         }
         UnitRequest::Mig(_) => Lack::Slices,

@@ -62,7 +62,7 @@ impl<'a> From<&'a ResourceRequest> for Needs<'a> {
     }
 }
 
-impl<'a> Needs<'a> {
+impl Needs<'_> {
     /// One for each component of the request.
     fn components(self) -> impl Iterator<Item = Self> {
         self.request

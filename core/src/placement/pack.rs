@@ -89,12 +89,11 @@ pub(super) fn pack(switches: &[Switch], spots: &[Spot], wish: Wish) -> Option<(V
     let forced = spots.iter().filter(|spot| spot.forced).count();
     let mut subtrees: Vec<(&Switch, Range<usize>)> = Vec::new();
     for (number, switch) in switches.iter().enumerate() {
-        let range = match number {
-            0 => 0..order.len(),
-            _ => {
-                let from = order.partition_point(|at| spots[*at].leaf < number as u32);
-                from..order.partition_point(|at| spots[*at].leaf <= switch.last)
-            }
+        let range = if number == 0 {
+            0..order.len()
+        } else {
+            let from = order.partition_point(|at| spots[*at].leaf < number as u32);
+            from..order.partition_point(|at| spots[*at].leaf <= switch.last)
         };
         let all_forced = || {
             order[range.clone()]
@@ -294,7 +293,7 @@ impl Subtree<'_> {
         let spanning = spanning(&leaves);
         let units = units(&leaves, &spanning);
         let offers = units.iter().map(|unit| self.unit(unit, &spanning));
-        let all = self.sum(self.rows(), self.wish.nodes + 1, offers);
+        let all = sum(self.rows(), self.wish.nodes + 1, offers);
         // Of equal prices the fewest switches: they are in the price.
         let places = (0..self.rows()).map(|row| row * all.table.columns + self.wish.nodes);
         let place = places.min_by_key(|place| all.table.best[*place])?;
@@ -361,20 +360,6 @@ impl Subtree<'_> {
         }
     }
 
-    /// Several offers as one.
-    fn sum(&self, rows: usize, columns: usize, parts: impl Iterator<Item = Offer>) -> Offer {
-        let mut table = Table::start(rows, columns);
-        let parts = parts.map(|part| {
-            let took = table.add(&part.table);
-            (part, took)
-        });
-        let parts = parts.collect();
-        Offer {
-            table,
-            source: Source::Sum(parts),
-        }
-    }
-
     /// A cell whose block is paid for with its first host.
     fn block(&self, cell: &Cell) -> Offer {
         match (cell.block, self.wish.segment) {
@@ -391,7 +376,7 @@ impl Subtree<'_> {
     /// Cells of one leaf switch, at the price of the switch besides.
     fn leaf(&self, hosts: usize, cells: impl Iterator<Item = Offer>) -> Offer {
         let columns = self.columns(hosts);
-        let inner = self.sum(1, columns, cells);
+        let inner = sum(1, columns, cells);
         let rows = self.rows();
         let mut table = Table::start(rows, columns);
         table.best[0] = inner.table.best[0];
@@ -446,7 +431,7 @@ impl Subtree<'_> {
             let leaves = leaves
                 .iter()
                 .map(|leaf| self.leaf(hosts_on(leaf), leaf.iter().map(offer)));
-            let mut all = self.sum(self.rows(), columns, leaves);
+            let mut all = sum(self.rows(), columns, leaves);
             let paid = cells().filter(|cell| paid(cell.block) == Some(true));
             let price = paid
                 .map(|cell| cell.len() as Price * LEFT_IN_BLOCK)
@@ -459,7 +444,7 @@ impl Subtree<'_> {
                 .enumerate()
                 .filter(|(_, best)| **best != NEVER)
             {
-                let whole = place % columns % self.wish.segment == 0;
+                let whole = (place % columns).is_multiple_of(self.wish.segment);
                 *best = if whole { *best + price } else { NEVER };
             }
             all
@@ -482,7 +467,7 @@ impl Subtree<'_> {
                 let hosts = self.hosts(cell, 0, -LEFT_IN_BLOCK, 1);
                 self.leaf(cell.len(), std::iter::once(hosts))
             };
-            let mut sum = self.sum(rows, self.columns(all), own.iter().map(on_leaf));
+            let mut sum = sum(rows, self.columns(all), own.iter().map(on_leaf));
             let columns = sum.table.columns;
             for (place, best) in sum
                 .table
@@ -492,7 +477,7 @@ impl Subtree<'_> {
                 .filter(|(_, best)| **best != NEVER)
             {
                 let count = place % columns;
-                if count % segment != 0 {
+                if !count.is_multiple_of(segment) {
                     *best = NEVER;
                 } else if count > 0 {
                     *best += BLOCK + all as Price * LEFT_IN_BLOCK;
@@ -501,7 +486,21 @@ impl Subtree<'_> {
             sum
         });
         let hosts = cells().map(Cell::len).sum();
-        self.sum(rows, self.columns(hosts), own.chain(blocks))
+        sum(rows, self.columns(hosts), own.chain(blocks))
+    }
+}
+
+/// Several offers as one.
+fn sum(rows: usize, columns: usize, parts: impl Iterator<Item = Offer>) -> Offer {
+    let mut table = Table::start(rows, columns);
+    let parts = parts.map(|part| {
+        let took = table.add(&part.table);
+        (part, took)
+    });
+    let parts = parts.collect();
+    Offer {
+        table,
+        source: Source::Sum(parts),
     }
 }
 

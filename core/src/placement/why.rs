@@ -365,7 +365,8 @@ fn refused_together(hosts: &Hosts, needs: Needs<'_>, assume: Assume, fitting: us
     if fitting < wanted as usize {
         return Refusal::FewerNodes { wanted };
     }
-    let fits_without = |change: fn(&mut Constraints)| {
+    type Change = fn(&mut Constraints);
+    let fits_without = |change: Change| {
         let mut request = request.clone();
         change(&mut request.constraints);
         let needs = Needs {
@@ -380,18 +381,22 @@ fn refused_together(hosts: &Hosts, needs: Needs<'_>, assume: Assume, fitting: us
         contiguous,
         ..
     } = request.constraints;
-    let mut asked: Vec<(Refusal, fn(&mut Constraints))> = Vec::new();
+    let mut asked: Vec<(Refusal, Change)> = Vec::new();
     if switches > 0 {
         asked.push((Refusal::FewerOnSwitches { wanted, switches }, |all| {
-            all.switches = 0
+            all.switches = 0;
         }));
     }
     if segment > 1 {
         let wanted = wanted / segment;
-        asked.push((Refusal::FewerSegments { wanted, segment }, |all| all.segment = 0));
+        asked.push((Refusal::FewerSegments { wanted, segment }, |all| {
+            all.segment = 0;
+        }));
     }
     if contiguous {
-        asked.push((Refusal::FewerAdjacent { wanted }, |all| all.contiguous = false));
+        asked.push((Refusal::FewerAdjacent { wanted }, |all| {
+            all.contiguous = false;
+        }));
     }
     if asked.is_empty() || !fits_without(Constraints::drop_arrangement) {
         return Refusal::ListedUnfit;

@@ -78,7 +78,7 @@ impl State {
                 "leave it out of one of them",
             );
         }
-        if *segment > 1 && request.nodes % segment != 0 {
+        if *segment > 1 && !request.nodes.is_multiple_of(*segment) {
             return invalid(
                 format!("{} nodes are no multiple of --segment={segment}", request.nodes),
                 "every segment has as many nodes",

@@ -6,6 +6,9 @@ use proptest::prelude::*;
 
 use super::*;
 
+/// Level, blocks, leaf switches, left in blocks, left on leaf switches.
+type Worth = (usize, usize, usize, usize, usize);
+
 /// A tree as a list of parents, for an oracle that shares no code with the solver. Vertex 0 is the root.
 #[derive(Clone, Debug)]
 struct Raw {
@@ -34,7 +37,7 @@ impl Raw {
 
     /// Level, blocks, leaves, left in blocks, left on leaves; none: not allowed. Hosts on the root are each on a
     /// switch of their own where there is a tree.
-    fn value(&self, set: &[usize]) -> Option<(usize, usize, usize, usize, usize)> {
+    fn value(&self, set: &[usize]) -> Option<Worth> {
         if (0..self.hosts.len()).any(|host| self.hosts[host].3 && !set.contains(&host)) {
             return None;
         }
@@ -81,7 +84,7 @@ impl Raw {
     }
 
     /// The same with what is left in the subtree and the ranks, of the best set.
-    fn best(&self) -> Option<((usize, usize, usize, usize, usize), usize, u32)> {
+    fn best(&self) -> Option<(Worth, usize, u32)> {
         let sets = (0u32..1 << self.hosts.len()).filter(|set| set.count_ones() as usize == self.nodes);
         let sets = sets.map(|set| {
             (0..self.hosts.len())
@@ -200,7 +203,7 @@ fn raw(laminar: bool) -> impl Strategy<Value = Raw> {
     })
 }
 
-fn found(raw: &Raw) -> Option<((usize, usize, usize, usize, usize), usize, u32)> {
+fn found(raw: &Raw) -> Option<(Worth, usize, u32)> {
     let (switches, spots, wish) = raw.solved();
     let (_, mut set) = pack(&switches, &spots, wish)?;
     set.sort_unstable();
