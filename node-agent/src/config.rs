@@ -1,5 +1,7 @@
 //! What an operator may set: a file, and flags and environment that come before it.
 
+mod gpus;
+
 use std::collections::BTreeSet;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -10,10 +12,11 @@ use carrel_core::model::features::{MAX_FEATURES, is_feature};
 use clap::Args;
 use serde::Deserialize;
 
-use crate::gpu::{HostSizes, NvmlSource};
+use crate::gpu::{GpuPolicy, HostSizes, NvmlSource};
 use crate::image::ImageOptions;
 use crate::runtime::{NetworkMode, RuntimeOptions, UserRanges};
 use crate::units::{Size, Span};
+use gpus::{MigSection, SharingSection};
 
 /// Where the state is when nobody says.
 const DEFAULT_STATE: &str = "/var/lib/carrel/node";
@@ -86,6 +89,8 @@ struct File {
     userns: UserRanges,
     allow_root: Option<bool>,
     features: Vec<String>,
+    mig: MigSection,
+    sharing: SharingSection,
 }
 
 /// What results.
@@ -138,6 +143,7 @@ impl Config {
             insecure_registries: file.insecure_registries,
             registry_auth: named(file.registry_auth),
         };
+        let policy = gpus::policy(file.mig, file.sharing)?;
         let sizes = HostSizes {
             cpus: args.cpus.or(file.cpus),
             memory_bytes: args.memory.or(file.memory).map(|size| size.0),
@@ -150,6 +156,7 @@ impl Config {
                 library: args.nvml_library.clone().or(named(file.nvml_library)),
                 sizes,
                 features: features(file.features)?,
+                policy,
             },
             runtime,
             heartbeat: file.heartbeat.map_or(DEFAULT_HEARTBEAT, |span| span.0),
@@ -169,6 +176,12 @@ fn features(names: Vec<String>) -> Result<BTreeSet<String>> {
         names.len()
     );
     Ok(names.into_iter().collect())
+}
+
+/// What the configuration file lets be done with GPUs, for what needs nothing else of it.
+pub fn gpu_policy_of(args: &NodeArgs) -> Result<GpuPolicy> {
+    let file = file_of(args)?;
+    gpus::policy(file.mig, file.sharing)
 }
 
 fn file_of(args: &NodeArgs) -> Result<File> {

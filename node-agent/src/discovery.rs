@@ -6,12 +6,13 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use carrel_core::agent::Input;
 use carrel_core::model::cpus::{CpuSet, HostCpus};
-use carrel_core::model::gpu::Inventory;
+use carrel_core::model::gpu::{GpuInfo, Inventory};
 use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 
 use crate::cpus::Kernel;
-use crate::gpu::{self, NvmlSource};
+use crate::gpu::{self, Given, NvmlSource};
+use crate::jobs::Slices;
 use crate::runtime::Runtime;
 
 /// Between two looks: a GPU that fell off its bus is found by its jobs at once, and by others then.
@@ -37,24 +38,41 @@ pub struct Changes {
     pub host: Arc<Notify>,
 }
 
+/// What the host is looked at through.
+#[derive(Clone)]
+pub struct Through {
+    /// GPUs.
+    pub nvml: NvmlSource,
+    /// Containers, which are to be given them.
+    pub runtime: Runtime,
+    /// What GPUs are cut into.
+    pub slices: Slices,
+}
+
 /// Looks once: what NVML and the kernel say, less the GPUs that containers could not be given.
 ///
 /// # Errors
 /// NVML hangs.
-pub async fn look(nvml: &NvmlSource, runtime: &Runtime) -> Result<Host> {
+pub async fn look(through: &Through) -> Result<Host> {
+    let Through {
+        nvml,
+        runtime,
+        slices,
+    } = through;
     let source = nvml.clone();
     let looking = tokio::task::spawn_blocking(move || gpu::discover(&source));
     let looked = tokio::time::timeout(TIMEOUT, looking).await;
     let mut inventory = looked.context("NVML does not answer: see dmesg on the node")??;
     inventory.no_root = runtime.no_root().unwrap_or_default().to_owned();
     for gpu in &mut inventory.gpus {
-        if gpu.drained.is_none()
-            && gpu.mig.is_none()
-            && let Err(error) = runtime.gpu_environment(std::slice::from_ref(gpu)).await
-        {
+        if gpu.drained.is_some() {
+            continue;
+        }
+        if let Err(error) = givable(gpu, runtime, slices).await {
             gpu.drained = Some(format!("containers cannot be given it: {error:#}"));
         }
     }
+    slices.correct(&mut inventory);
     let runtime_of_task = runtime.clone();
     let cpus = move || Kernel::default().cpus(runtime_of_task.limits().as_ref());
     let cpus = tokio::task::spawn_blocking(cpus).await?;
@@ -84,6 +102,16 @@ fn own_cpus(inventory: &Inventory, cpus: &HostCpus) -> String {
     }
 }
 
+/// Whether containers could be given a GPU, or the slices that it has.
+async fn givable(gpu: &GpuInfo, runtime: &Runtime, slices: &Slices) -> Result<()> {
+    let given = match &gpu.mig {
+        None => vec![Given::from(gpu.clone())],
+        Some(mig) => slices.there(gpu, &mig.instances).await?,
+    };
+    runtime.gpu_environment(&given).await?;
+    Ok(())
+}
+
 /// Says what was found, for the log.
 pub fn announce(inventory: &Inventory) {
     if !inventory.gpu_note.is_empty() {
@@ -109,10 +137,9 @@ pub fn announce(inventory: &Inventory) {
     );
 }
 
-/// Looks at the host now and then, and at the images also when `images_changed` says so, until cancelled.
+/// Looks at the host now and then, and at the images also; at either at once when it changes, until cancelled.
 pub async fn run(
-    nvml: NvmlSource,
-    runtime: Runtime,
+    through: Through,
     mut last: Inventory,
     changes: Changes,
     inputs: mpsc::Sender<Input>,
@@ -121,7 +148,7 @@ pub async fn run(
     let mut due = false;
     loop {
         let inputs_of_host = if due {
-            match look(&nvml, &runtime).await {
+            match look(&through).await {
                 Ok(Host { inventory, cpus }) => {
                     if inventory != last {
                         announce(&inventory);
@@ -140,7 +167,7 @@ pub async fn run(
         } else {
             Vec::new()
         };
-        let images = match runtime.images().await {
+        let images = match through.runtime.images().await {
             Ok(images) => Some(Input::Images(images)),
             Err(error) => {
                 tracing::warn!(

@@ -19,11 +19,11 @@ use tokio_util::sync::CancellationToken;
 use crate::clock::now;
 use crate::config::Config;
 use crate::cpus::Kernel;
-use crate::discovery::Changes;
+use crate::discovery::{Changes, Through};
 use crate::gateways::GatewaysFile;
 use crate::identity::Membership;
 use crate::inside::Upstream;
-use crate::jobs::{Jobs, Shared, Wish};
+use crate::jobs::{Held, Jobs, Shared, Slices, Wish};
 use crate::ledger::LedgerFile;
 use crate::link::{Link, LinkEvent};
 use crate::runtime::{Container, ContainerState, Events, Runtime, RuntimeEvent};
@@ -44,6 +44,8 @@ const LIST_RETRY: Duration = Duration::from_secs(1);
 const LONGEST_SLEEP: Duration = Duration::from_mins(1);
 /// How long streams and links may take to end.
 const FAREWELL: Duration = Duration::from_secs(2);
+/// How long cuts of GPUs may take to end: well within the time that service managers give.
+const CUTS: Duration = Duration::from_secs(20);
 /// Lines of a container's last words in a message.
 const LAST_WORDS: usize = 5;
 
@@ -60,6 +62,9 @@ struct Service {
     gateways: GatewaysFile,
     inventory: watch::Sender<Inventory>,
     reports: watch::Sender<Option<v1::Observed>>,
+    /// What each job holds.
+    held: watch::Sender<Held>,
+    slices: Slices,
     images_changed: Arc<Notify>,
     host_changed: Arc<Notify>,
     /// Deletions of sessions' kept changes.
@@ -86,7 +91,15 @@ pub async fn run(config: Config, membership: Membership, cancel: CancellationTok
     tracing::info!(runtime = runtime.describe(), "containers");
     // Subscribed before the first look, so that nothing falls between.
     let runtime_events = runtime.events();
-    let found = discovery::look(&config.nvml, &runtime).await?;
+    let (held, held_of_slices) = watch::channel(Held::new());
+    let host_changed = Arc::new(Notify::new());
+    let slices = Slices::new(config.nvml.clone(), held_of_slices, Arc::clone(&host_changed));
+    let through = Through {
+        nvml: config.nvml.clone(),
+        runtime: runtime.clone(),
+        slices: slices.clone(),
+    };
+    let found = discovery::look(&through).await?;
     discovery::announce(&found.inventory);
 
     let myself = Myself {
@@ -112,6 +125,7 @@ pub async fn run(config: Config, membership: Membership, cancel: CancellationTok
             cluster: ClusterId(membership.cluster.as_str().into()),
             runtime: runtime.clone(),
             nvml: config.nvml.clone(),
+            slices: slices.clone(),
             inventory: inventory_of_jobs,
             upstream: Arc::new(Upstream::new(membership.broker.clone(), tls_in.clone())),
             allow_root,
@@ -127,12 +141,14 @@ pub async fn run(config: Config, membership: Membership, cancel: CancellationTok
         gateways: GatewaysFile::open(&config.state),
         inventory,
         reports,
+        held,
+        slices,
         images_changed: Arc::new(Notify::new()),
-        host_changed: Arc::new(Notify::new()),
+        host_changed,
         removals: JoinSet::new(),
         look_at: None,
         foreign: None,
-        runtime: runtime.clone(),
+        runtime,
     };
     let link = Link {
         broker: membership.broker.clone(),
@@ -154,8 +170,7 @@ pub async fn run(config: Config, membership: Membership, cancel: CancellationTok
     service.handle(Input::World(world)).await;
     service.streams.set(service.gateways.known());
     tasks.spawn(discovery::run(
-        config.nvml.clone(),
-        runtime,
+        through,
         found.inventory,
         Changes {
             images: Arc::clone(&service.images_changed),
@@ -179,6 +194,9 @@ pub async fn run(config: Config, membership: Membership, cancel: CancellationTok
     };
     service.serve(inboxes, config.heartbeat, &cancel).await;
     tracing::info!("the agent ends; containers go on");
+    if tokio::time::timeout(CUTS, service.slices.finish()).await.is_err() {
+        tracing::warn!("a GPU is still being cut; the next agent goes on from what NVML says");
+    }
     let farewell = async {
         while tasks.join_next().await.is_some() {}
         service.streams.finish().await;
@@ -366,6 +384,21 @@ impl Service {
         self.act(actions).await;
     }
 
+    /// Tells those who cut GPUs what jobs hold. Before anything is done about it: what is about to be started
+    /// may not lose its slice to another.
+    fn tell_held(&self) {
+        let held: Held = self
+            .agent
+            .holders()
+            .map(|(key, holding)| (key, holding.gpus.clone()))
+            .collect();
+        self.held.send_if_modified(|known| {
+            let other = *known != held;
+            *known = held;
+            other
+        });
+    }
+
     /// Has done what the core says. Answers that are known at once are handled at once.
     async fn act(&mut self, actions: Vec<Action>) {
         let mut answers = self.act_once(actions).await;
@@ -377,6 +410,7 @@ impl Service {
 
     async fn act_once(&mut self, actions: Vec<Action>) -> VecDeque<Input> {
         let mut answers = VecDeque::new();
+        self.tell_held();
         for action in actions {
             match action {
                 Action::Persist { synced } => self.persist(synced).await,

@@ -310,8 +310,8 @@ fn print_processes() {
         library: Some(library()),
         ..NvmlSource::default()
     };
-    for (uuid, pids) in gpu::processes(&source).expect("processes") {
-        println!("{uuid} used by {pids:?}");
+    for (uuid, processes) in gpu::processes(&source).expect("processes") {
+        println!("{uuid} used by {:?}", gpu::pids_in(&processes, None));
     }
 }
 

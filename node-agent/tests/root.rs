@@ -244,9 +244,13 @@ fn carrel_init_keeps_root_and_tries_the_fence() {
                 fs::write(rig.dir.join("cdi/described.json"), text).unwrap();
                 let mut spec = as_root(job(number, "tiny", ""));
                 spec.command = None;
-                spec.gpus = vec![described_gpu(5)];
+                spec.gpus = vec![described_gpu(5).into()];
                 spec.others = vec![described_gpu(6)];
-                spec.record.gpus = spec.gpus.iter().map(|gpu| gpu.uuid.clone().into()).collect();
+                spec.record.gpus = spec
+                    .gpus
+                    .iter()
+                    .map(|given| given.gpu.uuid.clone().into())
+                    .collect();
                 let config = |root| InitConfig {
                     job: number,
                     identity: Some(root_inside(&spec.identity, false)),

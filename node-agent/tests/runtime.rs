@@ -488,9 +488,13 @@ fn a_fence_that_leaks_fails_the_start() {
                 std::fs::write(rig.dir.join("cdi/described.json"), text).unwrap();
                 let mut spec = job(number, "tiny", "");
                 spec.command = None;
-                spec.gpus = vec![described_gpu(5)];
+                spec.gpus = vec![described_gpu(5).into()];
                 spec.others = vec![described_gpu(6)];
-                spec.record.gpus = spec.gpus.iter().map(|gpu| gpu.uuid.clone().into()).collect();
+                spec.record.gpus = spec
+                    .gpus
+                    .iter()
+                    .map(|given| given.gpu.uuid.clone().into())
+                    .collect();
                 spec.init_config = prost::Message::encode_to_vec(&carrel_proto::v1::InitConfig {
                     job: number,
                     identity: Some(spec.identity.clone()),
@@ -554,8 +558,12 @@ fn only_the_jobs_gpus_are_in_the_container() {
                 "tiny",
                 "busybox ls /dev | busybox grep nvidia; echo x > /dev/nvidia5 && echo \"$CUDA_VISIBLE_DEVICES\"; busybox mknod /n c 195 0 2>&1",
             );
-            spec.gpus = vec![described_gpu(5), described_gpu(2)];
-            spec.record.gpus = spec.gpus.iter().map(|gpu| gpu.uuid.clone().into()).collect();
+            spec.gpus = vec![described_gpu(5).into(), described_gpu(2).into()];
+            spec.record.gpus = spec
+                .gpus
+                .iter()
+                .map(|given| given.gpu.uuid.clone().into())
+                .collect();
             let (_, output) = rig.run(&spec).await;
             let uuids = "GPU-00000005-1111-2222-3333-444444444444,GPU-00000002-1111-2222-3333-444444444444";
             assert!(
@@ -571,7 +579,7 @@ fn only_the_jobs_gpus_are_in_the_container() {
 
             let unknown = rig
                 .runtime
-                .gpu_environment(&[described_gpu(9)])
+                .gpu_environment(&[described_gpu(9).into()])
                 .await
                 .unwrap_err();
             assert!(

@@ -3,9 +3,13 @@
 use super::entry::{Entry, Phase};
 use super::{Agent, MAX_SENT, Now};
 use crate::model::cpus::Binding;
-use crate::model::gpu::Inventory;
+use crate::model::gpu::{GpuInfo, Inventory, MigInstance};
+use crate::model::gpu_unit::Slice;
 use crate::model::ids::JobKey;
 use crate::model::node::{Observed, ObservedJob, ObservedPhase};
+
+/// GPUs changed under jobs that a note names.
+const MAX_CHANGED: usize = 8;
 
 impl Agent {
     /// A report, to be sent now. The lease counts from here when it is answered.
@@ -42,7 +46,51 @@ impl Agent {
                 gpu.drained.get_or_insert_with(|| why.clone());
             }
         }
+        for note in self.changed_under_jobs() {
+            if !inventory.gpu_note.is_empty() {
+                inventory.gpu_note += "; ";
+            }
+            inventory.gpu_note += &note;
+        }
         inventory
+    }
+
+    /// GPUs that were changed while jobs use them, in words. The jobs go on as long as their devices do.
+    fn changed_under_jobs(&self) -> Vec<String> {
+        let running = self.entries.iter().filter(|(_, entry)| match entry.phase {
+            Phase::Ready | Phase::Stopping { .. } => true,
+            // What is not made yet is not there either.
+            Phase::Waiting
+            | Phase::Held { .. }
+            | Phase::Starting
+            | Phase::Removing { .. }
+            | Phase::Released => false,
+        });
+        let units = running.flat_map(|(key, entry)| entry.holding.gpus.iter().map(|unit| (key.job, unit)));
+        let changed = units.filter_map(|(job, unit)| {
+            let gpu = self.inventory.gpus.iter().find(|gpu| gpu.uuid == unit.gpu)?;
+            let now = other_now(gpu, &unit.slice)?;
+            Some(format!(
+                "GPU {} {now}: job {job} goes on, and until its end nothing else is placed there",
+                gpu.index
+            ))
+        });
+        changed.take(MAX_CHANGED).collect()
+    }
+}
+
+/// What a GPU is now that it was not when a job got this of it; none: nothing that matters.
+fn other_now(gpu: &GpuInfo, slice: &Slice) -> Option<String> {
+    match (slice, &gpu.mig) {
+        (Slice::Whole, Some(_)) => Some("is in MIG mode now, and was given as a whole".to_owned()),
+        (Slice::Share { .. }, Some(_)) => Some("is in MIG mode now, and was given in shares".to_owned()),
+        (Slice::Mig { .. }, None) => Some("is not in MIG mode any more, and was given in slices".to_owned()),
+        (Slice::Mig { profile, start, .. }, Some(mig)) => {
+            let there = |instance: &MigInstance| instance.profile == *profile && instance.start == *start;
+            let gone = !mig.instances.iter().any(there);
+            gone.then(|| format!("has no slice {profile} at {start} any more, which was given"))
+        }
+        (Slice::Whole | Slice::Share { .. }, None) => None,
     }
 }
 

@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
-use carrel_core::model::gpu::GpuInfo;
 
 use super::spec::{ContainerEdits, DeviceNode, Mount};
-use super::{LIBRARY_DIR, PROGRAM_DIR};
+use super::{LIBRARY_DIR, PROGRAM_DIR, capabilities};
+use crate::gpu::Given;
 use crate::runtime::client::find_program;
 
 /// Device nodes that serve all GPUs; the first is a must.
@@ -64,11 +64,11 @@ const SERVICES: [&str; 2] = [
 ];
 
 /// The edits for these GPUs, or why there can be none.
-pub(super) fn edits(gpus: &[GpuInfo]) -> Result<ContainerEdits> {
+pub(super) fn edits(proc: &Path, gpus: &[Given]) -> Result<ContainerEdits> {
     let mut edits = ContainerEdits::default();
-    for gpu in gpus {
-        let minor = gpu.minor.unwrap_or(gpu.index);
-        let path = format!("/dev/nvidia{minor}");
+    for given in gpus {
+        let gpu = &given.gpu;
+        let path = format!("/dev/nvidia{}", given.minor());
         ensure!(
             is_device(Path::new(&path)),
             "GPU {} ({}) has no device node {path} and no CDI specification: load the driver (nvidia-modprobe), or put \
@@ -76,7 +76,12 @@ pub(super) fn edits(gpus: &[GpuInfo]) -> Result<ContainerEdits> {
             gpu.index,
             gpu.uuid
         );
-        edits.device_nodes.push(node(path));
+        let mut nodes = vec![node(path)];
+        nodes.extend(slice_nodes(proc, given)?);
+        edits.merge(&ContainerEdits {
+            device_nodes: nodes,
+            ..ContainerEdits::default()
+        });
     }
     for (index, path) in SHARED_NODES.into_iter().enumerate() {
         if is_device(Path::new(path)) {
@@ -110,6 +115,25 @@ pub(super) fn edits(gpus: &[GpuInfo]) -> Result<ContainerEdits> {
         .mounts
         .extend(services.map(|path| bind(Path::new(path), path)));
     Ok(edits)
+}
+
+/// The capability nodes of a slice; none for a GPU itself.
+pub(super) fn slice_nodes(proc: &Path, given: &Given) -> Result<Vec<DeviceNode>> {
+    let Some(slice) = &given.slice else {
+        return Ok(Vec::new());
+    };
+    let (gpu, compute) = (slice.gpu_instance, slice.device.compute_instance);
+    let nodes = capabilities::of(proc, given.minor(), gpu, compute);
+    let nodes = nodes.with_context(|| {
+        format!(
+            "the driver does not say what gives access to MIG device {} \
+             ({}/driver/nvidia/capabilities/gpu{}/mig/gi{gpu}/ci{compute}/access), and no CDI specification names it",
+            slice.device.uuid,
+            proc.display(),
+            given.minor()
+        )
+    })?;
+    Ok(nodes.into())
 }
 
 fn node(path: String) -> DeviceNode {

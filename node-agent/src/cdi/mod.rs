@@ -42,15 +42,26 @@
 //! number of its own: a fence cannot tell two with one number apart. The node's number is the GPU's minor number where NVML says
 //! one, else its index: a specification whose `/dev/nvidiaN` is another GPU's
 //! is refused.
+//!
+//! # MIG devices
+//!
+//! A slice is the GPU's node and two capability nodes. A specification's device counts where it is named by the
+//! MIG device's UUID, or by the indices of the GPU and of the device on it ("0:3"), and has exactly the nodes
+//! that the driver says are the slice's: indices move with each cut, and specifications are not renewed by it.
+//! Otherwise the nodes are the driver's, and the rest is as for any GPU.
 
+mod capabilities;
 mod generate;
 mod registry;
 mod spec;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use carrel_core::model::gpu::GpuInfo;
+use carrel_core::model::ids::GpuUuid;
+
+use crate::gpu::Given;
 
 pub use spec::{ContainerEdits, DeviceNode, Hook, Mount};
 
@@ -84,14 +95,22 @@ impl Cdi {
     ///
     /// # Errors
     /// A GPU is described nowhere, or its description is another GPU's.
-    pub fn edits(&self, gpus: &[GpuInfo]) -> Result<ContainerEdits> {
+    pub fn edits(&self, gpus: &[Given]) -> Result<ContainerEdits> {
         if gpus.is_empty() {
             return Ok(ContainerEdits::default());
         }
-        match registry::edits(&self.dirs, gpus)? {
+        let proc = Path::new(capabilities::PROC);
+        match registry::edits(&self.dirs, proc, gpus)? {
             Some(edits) => Ok(edits),
-            None => generate::edits(gpus),
+            None => generate::edits(proc, gpus),
         }
+    }
+
+    /// The device nodes of all MIG devices, with names for people; as far as they are known. Blocks on files.
+    pub fn slice_nodes(&self) -> Vec<(String, DeviceNode)> {
+        let mut nodes = registry::slice_nodes(&self.dirs);
+        nodes.extend(capabilities::all(Path::new(capabilities::PROC)));
+        nodes
     }
 
     /// The device nodes of each of these GPUs, with the GPU's index; as far as they are known. Blocks on files.
@@ -100,28 +119,41 @@ impl Cdi {
     }
 
     /// The environment by which programs find these GPUs, in the container's order:
-    /// what the specification says, and the UUIDs, which are valid on both sides.
+    /// what the specification says, and the UUIDs (of MIG devices, theirs), which are valid on both sides.
     /// To be merged into the environment of every process.
-    pub fn environment(&self, gpus: &[GpuInfo]) -> Result<Vec<(String, String)>> {
+    pub fn environment(&self, gpus: &[Given]) -> Result<Vec<(String, String)>> {
         let edits = self.edits(gpus)?;
         Ok(environment_of(&edits, gpus))
     }
 }
 
 /// As [`Cdi::environment`], of edits at hand.
-pub(crate) fn environment_of(edits: &ContainerEdits, gpus: &[GpuInfo]) -> Vec<(String, String)> {
-    const VISIBLE: [&str; 2] = ["CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"];
+pub(crate) fn environment_of(edits: &ContainerEdits, gpus: &[Given]) -> Vec<(String, String)> {
     let said = edits.env.iter().filter_map(|line| line.split_once('='));
     let mut env: Vec<(String, String)> = said
         .filter(|(name, _)| !VISIBLE.contains(name))
         .map(|(name, value)| (name.to_owned(), value.to_owned()))
         .collect();
-    if gpus.is_empty() {
-        // CUDA images say "all".
-        env.push(("NVIDIA_VISIBLE_DEVICES".to_owned(), "void".to_owned()));
-    } else {
-        let uuids: Vec<_> = gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
-        env.extend(VISIBLE.map(|name| (name.to_owned(), uuids.join(","))));
-    }
+    let uuids: Vec<GpuUuid> = gpus.iter().map(|given| given.visible().clone()).collect();
+    env.extend(visible(&uuids));
     env
+}
+
+/// Variables that name the GPUs, or MIG devices, which programs may use.
+const VISIBLE: [&str; 2] = ["CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"];
+
+/// The environment that names these GPUs or MIG devices.
+pub(crate) fn visible(uuids: &[GpuUuid]) -> Vec<(String, String)> {
+    if uuids.is_empty() {
+        // CUDA images say "all".
+        return vec![("NVIDIA_VISIBLE_DEVICES".to_owned(), "void".to_owned())];
+    }
+    // Two shares of a GPU are one device.
+    let mut once: Vec<&str> = Vec::with_capacity(uuids.len());
+    for uuid in uuids.iter().map(GpuUuid::as_str) {
+        if !once.contains(&uuid) {
+            once.push(uuid);
+        }
+    }
+    VISIBLE.map(|name| (name.to_owned(), once.join(","))).to_vec()
 }

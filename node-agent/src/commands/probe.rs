@@ -5,14 +5,16 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
-use carrel_core::model::gpu::Inventory;
+use carrel_core::model::gpu::{GpuInfo, Inventory, Mig};
+use carrel_core::model::gpu_unit::Sharing;
 use carrel_core::model::topology::{Topology, TopologyNic};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
+use crate::config::{NodeArgs, gpu_policy_of};
 use crate::gpu::{self, NvmlSource};
 
-/// Shows what this host has: GPUs, their links, CPUs, memory, NICs.
+/// Shows what this host has: GPUs, what they are cut into, their links, CPUs, memory, NICs.
 ///
 /// Exits with 0 whether or not there are GPUs (a note says why there are none), with 1 on an error.
 #[derive(Args, Debug)]
@@ -20,6 +22,10 @@ pub struct ProbeArgs {
     /// NVML library to load [default: libnvidia-ml.so.1, as the dynamic linker finds it]
     #[arg(long, value_name = "PATH", env = "CARREL_NVML_LIBRARY")]
     nvml_library: Option<PathBuf>,
+
+    /// Configuration file, for GPUs that may be cut anew or are shared [default: /etc/carrel/node.toml, if it is there]
+    #[arg(long, value_name = "FILE", env = "CARREL_NODE_CONFIG")]
+    config: Option<PathBuf>,
 
     /// How to print
     #[arg(long, value_enum, default_value_t = Format::Text)]
@@ -36,8 +42,13 @@ enum Format {
 
 /// Discovers the host and prints it.
 pub fn run(args: ProbeArgs) -> anyhow::Result<ExitCode> {
+    let config = NodeArgs {
+        config: args.config,
+        ..NodeArgs::default()
+    };
     let inventory = gpu::discover(&NvmlSource {
         library: args.nvml_library,
+        policy: gpu_policy_of(&config)?,
         ..NvmlSource::default()
     });
     let text = match args.output {
@@ -93,12 +104,81 @@ struct GpuReport<'a> {
     minor: Option<u32>,
     /// MIG mode is on, so that it is not offered as a whole GPU.
     mig_enabled: bool,
+    /// What it can be cut into and is cut into; null: MIG mode is off.
+    mig: Option<MigReport<'a>>,
+    /// How jobs may share it ("time-slice"); null: they do not.
+    sharing: Option<&'static str>,
     /// Why nothing may be placed on it; null: healthy.
     drained: Option<&'a str>,
     /// CPUs near to it, a kernel cpulist; empty: unknown.
     cpu_affinity: &'a str,
     /// NVLink generation; 0: no active NVLink.
     nvlink_version: u32,
+}
+
+#[derive(Serialize)]
+struct MigReport<'a> {
+    /// Idle instances may be removed to make others.
+    recut: bool,
+    /// GPU instances that it can be cut into.
+    profiles: Vec<ProfileReport<'a>>,
+    /// GPU instances that there are and can be given.
+    instances: Vec<InstanceReport<'a>>,
+}
+
+#[derive(Serialize)]
+struct ProfileReport<'a> {
+    /// "1g.10gb".
+    name: &'a str,
+    /// The driver's number.
+    id: u32,
+    /// Compute slices.
+    compute: u8,
+    /// Memory, bytes.
+    memory_bytes: u64,
+    /// Memory slices.
+    width: u8,
+    /// Memory slices that it may start at.
+    starts: &'a [u8],
+    /// Most of them on one GPU.
+    most: u8,
+}
+
+#[derive(Serialize)]
+struct InstanceReport<'a> {
+    /// The profile's name.
+    profile: &'a str,
+    /// First of its memory slices.
+    start: u8,
+    /// Number of its memory slices.
+    width: u8,
+    /// UUID of its MIG device.
+    uuid: &'a str,
+}
+
+impl<'a> From<&'a Mig> for MigReport<'a> {
+    fn from(mig: &'a Mig) -> Self {
+        let profiles = mig.profiles.iter().map(|profile| ProfileReport {
+            name: &profile.name,
+            id: profile.id,
+            compute: profile.compute,
+            memory_bytes: profile.memory_bytes,
+            width: profile.width,
+            starts: &profile.starts,
+            most: profile.most,
+        });
+        let instances = mig.instances.iter().map(|instance| InstanceReport {
+            profile: &instance.profile,
+            start: instance.start,
+            width: instance.width,
+            uuid: instance.uuid.as_str(),
+        });
+        Self {
+            recut: mig.recut,
+            profiles: profiles.collect(),
+            instances: instances.collect(),
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -122,6 +202,8 @@ impl<'a> Report<'a> {
             numa_node: gpu.numa_node,
             minor: gpu.minor,
             mig_enabled: gpu.mig.is_some(),
+            mig: gpu.mig.as_ref().map(Into::into),
+            sharing: gpu.sharing.map(Sharing::name),
             drained: gpu.drained.as_deref(),
             cpu_affinity: &gpu.cpu_affinity,
             nvlink_version: gpu.nvlink_version,
@@ -183,11 +265,6 @@ fn text(inventory: &Inventory) -> String {
         ];
         let mut rows = vec![title.map(str::to_owned)];
         rows.extend(inventory.gpus.iter().map(|gpu| {
-            let state = match &gpu.drained {
-                Some(reason) => reason.clone(),
-                None if gpu.mig.is_some() => "MIG mode: not offered as a whole GPU".to_owned(),
-                None => "ok".to_owned(),
-            };
             [
                 gpu.index.to_string(),
                 gpu.model.clone(),
@@ -201,15 +278,78 @@ fn text(inventory: &Inventory) -> String {
                 } else {
                     "-".to_owned()
                 },
-                state,
+                state(gpu),
             ]
         }));
-        text = format!("{text}\n{}\n{}", table(&rows), topology(inventory));
+        text = format!(
+            "{text}\n{}{}\n{}",
+            table(&rows),
+            slices(inventory),
+            topology(inventory)
+        );
     }
     if !inventory.gpu_note.is_empty() {
         text = format!("{text}\nnote: {}\n", inventory.gpu_note);
     }
     text
+}
+
+fn state(gpu: &GpuInfo) -> String {
+    match (&gpu.drained, &gpu.mig, gpu.sharing) {
+        (Some(reason), ..) => reason.clone(),
+        (None, Some(Mig { recut: true, .. }), _) => {
+            "ok, in MIG slices that are cut as jobs need them".to_owned()
+        }
+        (None, Some(_), _) => "ok, in MIG slices".to_owned(),
+        (None, None, Some(sharing)) => format!("ok, shared by {}", sharing.name()),
+        (None, None, None) => "ok".to_owned(),
+    }
+}
+
+/// What GPUs in MIG mode can be cut into, and are; empty: none is in MIG mode.
+fn slices(inventory: &Inventory) -> String {
+    let title = [
+        "GPU",
+        "MIG PROFILE",
+        "ID",
+        "MEMORY",
+        "SLICES",
+        "MOST",
+        "MAY START AT",
+        "THERE NOW AT",
+    ];
+    let mut rows = vec![title.map(str::to_owned)];
+    for gpu in &inventory.gpus {
+        let Some(mig) = &gpu.mig else { continue };
+        for profile in &mig.profiles {
+            let list = |starts: &mut dyn Iterator<Item = u8>| {
+                let starts: Vec<String> = starts.map(|start| start.to_string()).collect();
+                if starts.is_empty() {
+                    "-".to_owned()
+                } else {
+                    starts.join(" ")
+                }
+            };
+            let there = mig
+                .instances
+                .iter()
+                .filter(|instance| instance.profile == profile.name);
+            rows.push([
+                gpu.index.to_string(),
+                profile.name.clone(),
+                profile.id.to_string(),
+                format!("{:.2} GiB", profile.memory_bytes as f64 / f64::from(1 << 30)),
+                profile.width.to_string(),
+                profile.most.to_string(),
+                list(&mut profile.starts.iter().copied()),
+                list(&mut there.map(|instance| instance.start)),
+            ]);
+        }
+    }
+    match rows.len() {
+        1 => String::new(),
+        _ => format!("\n{}", table(&rows)),
+    }
 }
 
 fn topology(inventory: &Inventory) -> Topology {

@@ -18,6 +18,8 @@ use thiserror::Error;
 
 use super::fabric;
 use super::links::{self, FarEnd, Pairs, Port, Ports};
+use super::mig::{self, MigState};
+use super::policy::GpuPolicy;
 use super::sysfs::{Sysfs, numa_link};
 
 /// What the dynamic linker is asked for when no path is given.
@@ -108,6 +110,15 @@ impl OpenError {
     }
 }
 
+/// A process with a compute context on a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Process {
+    /// Its id on the host.
+    pub pid: u32,
+    /// The MIG GPU instance that it is in; none: the driver does not say, or the GPU has none.
+    pub gpu_instance: Option<u32>,
+}
+
 /// NVML, initialised. While one lives, the driver keeps its GPUs initialised.
 pub struct Library {
     nvml: Nvml,
@@ -164,7 +175,7 @@ impl Library {
     }
 
     /// Adds the GPUs and the driver to an inventory.
-    pub(super) fn describe(&self, sysfs: &Sysfs, inventory: &mut Inventory) {
+    pub(super) fn describe(&self, sysfs: &Sysfs, policy: &GpuPolicy, inventory: &mut Inventory) {
         inventory.nvml_library.clone_from(&self.path);
         inventory.driver_version = self.nvml.sys_driver_version().unwrap_or_default();
         let mut notes = Vec::new();
@@ -174,7 +185,9 @@ impl Library {
             Ok(count) => {
                 for index in 0..count {
                     match self.gpu(index, sysfs) {
-                        Ok((device, gpu)) => {
+                        Ok((device, mut gpu)) => {
+                            notes.extend(mig::describe(&device, policy, &mut gpu));
+                            gpu.sharing = policy.sharing_of(&gpu);
                             devices.push(device);
                             inventory.gpus.push(gpu);
                         }
@@ -183,7 +196,16 @@ impl Library {
                 }
             }
         }
-        let ports: Vec<Ports> = devices.iter().map(active_ports).collect();
+        notes.extend(policy.notes(&inventory.gpus));
+        let ports = devices.iter().zip(&inventory.gpus).map(|(device, gpu)| {
+            let mut ports = active_ports(device);
+            if gpu.mig.is_some() {
+                // Slices have no peers: MIG User Guide, "Application Considerations".
+                ports.active.clear();
+            }
+            ports
+        });
+        let ports: Vec<Ports> = ports.collect();
         for ((gpu, device), ports) in inventory.gpus.iter_mut().zip(&devices).zip(&ports) {
             gpu.nvlink_version = if ports.active.is_empty() {
                 0
@@ -212,8 +234,21 @@ impl Library {
         inventory.gpu_note = notes.join("; ");
     }
 
-    /// The process ids that use each GPU.
-    pub fn processes(&self) -> anyhow::Result<BTreeMap<GpuUuid, Vec<u32>>> {
+    /// A GPU in MIG mode, as it is now; none: it is not in MIG mode, or not there.
+    pub fn mig_state(&self, uuid: &GpuUuid) -> anyhow::Result<Option<MigState>> {
+        let device = match self.nvml.device_by_uuid(uuid.as_str()) {
+            Err(NvmlError::NotFound) => return Ok(None),
+            device => device.with_context(|| format!("GPU {uuid} does not answer"))?,
+        };
+        if !mig::is_on(&device) {
+            return Ok(None);
+        }
+        let memory = self.memory(&device).unwrap_or(0);
+        mig::look(&device, memory).map(Some)
+    }
+
+    /// The processes that use each GPU.
+    pub fn processes(&self) -> anyhow::Result<BTreeMap<GpuUuid, Vec<Process>>> {
         let count = self.nvml.device_count().context("NVML does not count its GPUs")?;
         let mut used = BTreeMap::new();
         for index in 0..count {
@@ -233,8 +268,15 @@ impl Library {
             let compute = compute.with_context(|| format!("{uuid} does not list its processes"))?;
             // Not every GPU and driver has MPS; where it is missing it hides nobody.
             let mps = device.mps_running_compute_processes().unwrap_or_default();
-            let pids: BTreeSet<u32> = compute.iter().chain(&mps).map(|process| process.pid).collect();
-            used.insert(uuid, pids.into_iter().collect());
+            let processes: BTreeSet<Process> = compute
+                .iter()
+                .chain(&mps)
+                .map(|process| Process {
+                    pid: process.pid,
+                    gpu_instance: process.gpu_instance_id,
+                })
+                .collect();
+            used.insert(uuid, processes.into_iter().collect());
         }
         Ok(used)
     }
@@ -257,10 +299,7 @@ impl Library {
             memory_bytes,
             numa_node: numa_node(&device).or_else(|| sysfs.numa_node(&pci_address)),
             minor: device.minor_number().ok(),
-            mig: device
-                .mig_mode()
-                .is_ok_and(|mode| mode.current == sys::NVML_DEVICE_MIG_ENABLE)
-                .then(Mig::default),
+            mig: mig::is_on(&device).then(Mig::default),
             sharing: None,
             drained,
             cpu_affinity: cpu_affinity(&device).unwrap_or_else(|| sysfs.cpu_list(&pci_address)),

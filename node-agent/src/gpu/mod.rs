@@ -8,9 +8,12 @@
 //! seconds, or hang. Async callers go through `spawn_blocking`.
 
 mod fabric;
+mod given;
 mod host;
 mod library;
 mod links;
+mod mig;
+mod policy;
 mod sysfs;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,8 +23,11 @@ use anyhow::Context as _;
 use carrel_core::model::gpu::Inventory;
 use carrel_core::model::ids::GpuUuid;
 
+pub use given::{Given, GivenSlice};
 pub use host::HostSizes;
-pub use library::Library;
+pub use library::{Library, Process};
+pub use mig::{GpuInstance, Inside, MigDevice, MigState};
+pub use policy::{Chosen, GpuName, GpuPolicy};
 
 use sysfs::Sysfs;
 
@@ -35,6 +41,8 @@ pub struct NvmlSource {
     pub sizes: HostSizes,
     /// What the operator says of the host, for `--constraint`.
     pub features: BTreeSet<String>,
+    /// What may be done with the GPUs.
+    pub policy: GpuPolicy,
 }
 
 /// Discovers the host. Blocks.
@@ -50,19 +58,38 @@ pub fn discover(source: &NvmlSource) -> Inventory {
         ..Inventory::default()
     };
     match Library::open(source.library.as_deref()) {
-        Ok(library) => library.describe(&sysfs, &mut inventory),
+        Ok(library) => library.describe(&sysfs, &source.policy, &mut inventory),
         Err(error) => inventory.gpu_note = error.note(&sysfs),
     }
     inventory.nics = sysfs.nics(&inventory.gpus);
     inventory
 }
 
-/// The process ids that have a compute context on each GPU, also over MPS; a
+/// Those that use a GPU, or one of its MIG GPU instances. A process of which the driver does not say where it is
+/// may be in any.
+pub fn pids_in(processes: &[Process], instance: Option<u32>) -> Vec<u32> {
+    let in_it = |process: &&Process| {
+        instance.is_none() || process.gpu_instance.is_none() || process.gpu_instance == instance
+    };
+    processes
+        .iter()
+        .filter(in_it)
+        .map(|process| process.pid)
+        .collect()
+}
+
+/// The processes that have a compute context on each GPU, also over MPS; a
 /// GPU that nobody uses has an empty list. Blocks.
 ///
 /// An error means that it is not known: a GPU must not be taken as free then.
-pub fn processes(source: &NvmlSource) -> anyhow::Result<BTreeMap<GpuUuid, Vec<u32>>> {
+pub fn processes(source: &NvmlSource) -> anyhow::Result<BTreeMap<GpuUuid, Vec<Process>>> {
     let library =
         Library::open(source.library.as_deref()).context("cannot ask which processes use the GPUs")?;
     library.processes()
+}
+
+/// A GPU in MIG mode, as it is now; none: it is not in MIG mode, or not there. Blocks.
+pub fn mig_state(source: &NvmlSource, gpu: &GpuUuid) -> anyhow::Result<Option<MigState>> {
+    let library = Library::open(source.library.as_deref()).context("cannot ask what a GPU is cut into")?;
+    library.mig_state(gpu)
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use carrel_core::model::cpus::Binding;
 use carrel_core::model::gpu::{GpuInfo, Inventory};
-use carrel_core::model::gpu_unit::GpuUnit;
+use carrel_core::model::gpu_unit::{GpuUnit, Slice, WHOLE_MILLI};
 use carrel_core::model::ids::NodeName;
 use carrel_core::model::node::DesiredJob;
 use carrel_core::model::session::Mount;
@@ -14,38 +14,31 @@ use carrel_proto::{inside, v1};
 use prost::Message;
 
 use super::{Shared, Wish};
+use crate::gpu::Given;
 use crate::runtime::{BindMount, ContainerRecord, ContainerSpec, LeaseEnd, root_inside};
 
 /// A host's GPUs, as one job sees them.
 pub(super) struct Gpus {
-    /// Its own, in the container's order.
-    pub own: Vec<GpuInfo>,
-    /// The host's other ones.
+    /// What it has of them, in the container's order.
+    pub own: Vec<Given>,
+    /// Those of which it has nothing.
     pub others: Vec<GpuInfo>,
 }
 
-impl Gpus {
-    pub fn of(inventory: &Inventory, units: &[GpuUnit]) -> Result<Self> {
-        let others = inventory
-            .gpus
-            .iter()
-            .filter(|gpu| units.iter().all(|unit| unit.gpu != gpu.uuid));
-        Ok(Self {
-            own: gpus_of(inventory, units)?,
-            others: others.cloned().collect(),
-        })
-    }
+/// The GPUs of which a job has nothing.
+pub(super) fn others(inventory: &Inventory, units: &[GpuUnit]) -> Vec<GpuInfo> {
+    let others = inventory.gpus.iter();
+    let others = others.filter(|gpu| units.iter().all(|unit| unit.gpu != gpu.uuid));
+    others.cloned().collect()
 }
 
-/// The GPUs of a job's units, in the container's order.
-pub(super) fn gpus_of(inventory: &Inventory, units: &[GpuUnit]) -> Result<Vec<GpuInfo>> {
-    let find = |unit: &GpuUnit| {
-        let known = inventory.gpus.iter().find(|gpu| gpu.uuid == unit.gpu);
-        known
-            .cloned()
-            .with_context(|| format!("this node has no GPU {}", unit.gpu))
+/// A job's units on GPUs that are there, in the container's order.
+pub(super) fn on_gpus<'a>(inventory: &'a Inventory, units: &'a [GpuUnit]) -> Vec<(&'a GpuInfo, &'a Slice)> {
+    let find = |unit: &'a GpuUnit| {
+        let gpu = inventory.gpus.iter().find(|gpu| gpu.uuid == unit.gpu)?;
+        Some((gpu, &unit.slice))
     };
-    units.iter().map(find).collect()
+    units.iter().filter_map(find).collect()
 }
 
 /// What the container is made of.
@@ -101,6 +94,7 @@ pub(super) fn container(
             nodes: u32::try_from(job.peers.len().max(1)).unwrap_or(u32::MAX),
             started: crate::clock::now().wall,
             binding,
+            visible: own.iter().map(|given| given.visible().clone()).collect(),
         },
         hostname: host_name(job),
         mounts,
@@ -132,10 +126,11 @@ pub(super) fn init(
     node: &NodeName,
     network: &str,
     wish: &Wish,
-    gpus: &[GpuInfo],
+    inventory: &Inventory,
     gpu_env: &[(String, String)],
 ) -> v1::InitConfig {
     let Wish { job, message } = wish;
+    let gpus = &on_gpus(inventory, &job.gpus)[..];
     v1::InitConfig {
         job: job.key.job.0,
         generation: job.key.generation.0,
@@ -162,7 +157,11 @@ fn inside(job: &DesiredJob, identity: &v1::Identity) -> v1::Identity {
 
 /// The broker's variables, and over them what only the node knows: GPU visibility, the
 /// host's own GPU indices, the way to the broker, and whether the gang is complete.
-fn environment(job: &DesiredJob, gpus: &[GpuInfo], gpu_env: &[(String, String)]) -> Vec<v1::EnvVar> {
+fn environment(
+    job: &DesiredJob,
+    gpus: &[(&GpuInfo, &Slice)],
+    gpu_env: &[(String, String)],
+) -> Vec<v1::EnvVar> {
     let mut env: Vec<v1::EnvVar> = Vec::with_capacity(job.env.len() + gpu_env.len() + 2);
     let mut set = |name: &str, value: &str| match env.iter_mut().find(|known| known.name == name) {
         Some(known) => value.clone_into(&mut known.value),
@@ -175,7 +174,9 @@ fn environment(job: &DesiredJob, gpus: &[GpuInfo], gpu_env: &[(String, String)])
         set(name, value);
     }
     if !gpus.is_empty() {
-        let indices: Vec<String> = gpus.iter().map(|gpu| gpu.index.to_string()).collect();
+        let mut indices: Vec<String> = gpus.iter().map(|(gpu, _)| gpu.index.to_string()).collect();
+        // Slices of one GPU.
+        indices.dedup();
         set("SLURM_JOB_GPUS", &indices.join(","));
     }
     set("CARREL_BROKER", &inside::address());
@@ -185,11 +186,34 @@ fn environment(job: &DesiredJob, gpus: &[GpuInfo], gpu_env: &[(String, String)])
     env
 }
 
+/// "2 x NVIDIA H100 (exclusive)", "1g.10gb of NVIDIA H100 (mig)", "0.5 of NVIDIA H100 (cooperative, by time-slice)".
+fn gpus_in_words(gpus: &[(&GpuInfo, &Slice)]) -> String {
+    let in_words = |(gpu, slice): &(&GpuInfo, &Slice)| {
+        let (model, isolation) = (&gpu.model, slice.isolation().name());
+        match slice {
+            Slice::Whole => format!("{model} ({isolation})"),
+            Slice::Mig { profile, .. } => format!("{profile} of {model} ({isolation})"),
+            Slice::Share { milli, sharing } => {
+                let part = f64::from(*milli) / f64::from(WHOLE_MILLI);
+                format!("{part} of {model} ({isolation}, by {})", sharing.name())
+            }
+        }
+    };
+    let words: Vec<String> = gpus.iter().map(in_words).collect();
+    let kinds = words
+        .chunk_by(|a, b| a == b)
+        .map(|same| match (same.len(), &same[0]) {
+            (1, one) if !gpus.iter().any(|(_, slice)| **slice == Slice::Whole) => one.clone(),
+            (count, one) => format!("{count} x {one}"),
+        });
+    kinds.collect::<Vec<_>>().join(", ")
+}
+
 /// Where one is, what one has, and until when.
-fn banner(node: &NodeName, network: &str, job: &DesiredJob, gpus: &[GpuInfo]) -> String {
+fn banner(node: &NodeName, network: &str, job: &DesiredJob, gpus: &[(&GpuInfo, &Slice)]) -> String {
     let gpus = match gpus {
         [] => String::new(),
-        [first, ..] => format!("{} x {} (exclusive), ", gpus.len(), first.model),
+        gpus => format!("{}, ", gpus_in_words(gpus)),
     };
     let memory = job.memory_bytes as f64 / f64::from(1 << 30);
     format!(
@@ -299,7 +323,11 @@ mod tests {
     #[test]
     fn the_nodes_variables_come_over_the_users() {
         let gpu_env = [("CUDA_VISIBLE_DEVICES".to_owned(), "GPU-5,GPU-2".to_owned())];
-        let env = environment(&job(), &[gpu(5), gpu(2)], &gpu_env);
+        let env = environment(
+            &job(),
+            &[(&gpu(5), &Slice::Whole), (&gpu(2), &Slice::Whole)],
+            &gpu_env,
+        );
         let value = |name: &str| {
             let found: Vec<_> = env.iter().filter(|variable| variable.name == name).collect();
             assert_eq!(found.len(), 1, "{name}");
@@ -340,11 +368,31 @@ mod tests {
     #[test]
     fn the_banner_says_what_and_until_when() {
         let node = "n1".parse().expect("a name");
-        let text = banner(&node, "NAT out", &job(), &[gpu(0), gpu(1)]);
+        let whole = [(&gpu(0), &Slice::Whole), (&gpu(1), &Slice::Whole)];
+        let text = banner(&node, "NAT out", &job(), &whole);
         assert_eq!(
             text,
             "carrel: dev on n1: 2 x NVIDIA H100 (exclusive), 4 CPUs, 8 GiB; network: NAT out\n\
              carrel: ends 2026-11-21 09:42 UTC; `carrel extend dev` moves that\n"
+        );
+    }
+
+    #[test]
+    fn what_one_has_of_gpus_is_said_with_how_it_is_kept_from_others() {
+        let gpu = gpu(0);
+        let slice = |text: &str| format!("GPU-0:{text}").parse::<GpuUnit>().expect("a unit").slice;
+        let words = |slices: &[Slice]| {
+            let gpus: Vec<_> = slices.iter().map(|slice| (&gpu, slice)).collect();
+            gpus_in_words(&gpus)
+        };
+        assert_eq!(words(&[Slice::Whole]), "1 x NVIDIA H100 (exclusive)");
+        assert_eq!(
+            words(&[slice("1g.10gb@0+1"), slice("1g.10gb@1+1"), slice("3g.40gb@4+4")]),
+            "2 x 1g.10gb of NVIDIA H100 (mig), 3g.40gb of NVIDIA H100 (mig)"
+        );
+        assert_eq!(
+            words(&[slice("500/1000,time-slice")]),
+            "0.5 of NVIDIA H100 (cooperative, by time-slice)"
         );
     }
 

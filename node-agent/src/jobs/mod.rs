@@ -1,6 +1,8 @@
 //! The jobs of this node: for each one a task that does what the core says, in order.
 
 mod config;
+mod cut;
+mod slices;
 mod usage;
 mod worker;
 
@@ -23,6 +25,8 @@ use crate::gpu::NvmlSource;
 use crate::inside::Upstream;
 use crate::runtime::Runtime;
 
+pub use slices::{Held, Slices};
+
 /// Commands that wait for one job's task. The core waits for an answer to each before it repeats
 /// one, and a removal may overtake a start: two at most.
 const MAX_COMMANDS: usize = 4;
@@ -37,6 +41,8 @@ pub struct Shared {
     pub runtime: Runtime,
     /// Whom to ask which processes use GPUs.
     pub nvml: NvmlSource,
+    /// Cuts GPUs into what jobs are given.
+    pub slices: Slices,
     /// What the host has, as last discovered.
     pub inventory: watch::Receiver<Inventory>,
     /// The way to the broker for what jobs say to it.

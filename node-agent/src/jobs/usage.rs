@@ -1,4 +1,4 @@
-//! Who uses a GPU, by what NVML says.
+//! Who uses a GPU, or a slice of one, by what NVML says.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -6,16 +6,15 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use carrel_core::model::gpu::Inventory;
 use carrel_core::model::gpu_unit::{GpuUnit, Slice};
-use carrel_core::model::ids::GpuUuid;
 
-use crate::gpu::{self, NvmlSource};
+use crate::gpu::{self, Library, NvmlSource};
 
 /// Longest wait for NVML, which hangs on sick hardware.
 const TIMEOUT: Duration = Duration::from_secs(20);
 /// Processes that a message names.
 const SHOWN: usize = 3;
 
-/// Who uses any of these GPUs, for people; none: nobody does. Of a GPU that jobs share it cannot be said:
+/// Who uses any of these units, for people; none: nobody does. Of a GPU that jobs share it cannot be said:
 /// there, the container's own processes are what is looked at.
 ///
 /// # Errors
@@ -25,34 +24,72 @@ pub(super) async fn used_by(
     inventory: &Inventory,
     units: &[GpuUnit],
 ) -> Result<Option<String>> {
-    let whole = units.iter().filter(|unit| unit.slice == Slice::Whole);
-    let gpus: Vec<&GpuUuid> = whole.map(|unit| &unit.gpu).collect();
-    if gpus.is_empty() {
+    let alone = units.iter().filter(|unit| match unit.slice {
+        Slice::Whole | Slice::Mig { .. } => true,
+        Slice::Share { .. } => false,
+    });
+    let alone: Vec<GpuUnit> = alone.cloned().collect();
+    if alone.is_empty() {
         return Ok(None);
     }
-    let source = nvml.clone();
-    let asked = tokio::task::spawn_blocking(move || gpu::processes(&source));
+    let (source, asked) = (nvml.clone(), alone.clone());
+    let asked = tokio::task::spawn_blocking(move || users(&source, &asked));
     let used = tokio::time::timeout(TIMEOUT, asked)
         .await
         .context("NVML does not answer which processes use the GPUs")???;
-    for uuid in gpus {
-        let Some(pids) = used.get(uuid) else {
-            let name = name(inventory, uuid);
-            return Ok(Some(format!(
-                "{name} has fallen away: NVML does not list it any more; see dmesg on the node"
-            )));
-        };
-        if !pids.is_empty() {
-            return Ok(Some(message(&name(inventory, uuid), pids)));
+    for (unit, pids) in alone.iter().zip(used) {
+        let name = name(inventory, unit);
+        match pids {
+            None => {
+                return Ok(Some(format!(
+                    "{name} has fallen away: NVML does not list it any more; see dmesg on the node"
+                )));
+            }
+            Some(pids) if !pids.is_empty() => return Ok(Some(message(&name, &pids))),
+            Some(_) => {}
         }
     }
     Ok(None)
 }
 
-/// "GPU 3".
-fn name(inventory: &Inventory, uuid: &GpuUuid) -> String {
-    let known = inventory.gpus.iter().find(|gpu| gpu.uuid == *uuid);
-    known.map_or_else(|| format!("GPU {uuid}"), |gpu| format!("GPU {}", gpu.index))
+/// The process ids that use each unit; none: its GPU is not listed. Blocks.
+fn users(source: &NvmlSource, units: &[GpuUnit]) -> Result<Vec<Option<Vec<u32>>>> {
+    let library =
+        Library::open(source.library.as_deref()).context("cannot ask which processes use the GPUs")?;
+    let used = library.processes()?;
+    let of_unit = |unit: &GpuUnit| {
+        let Some(processes) = used.get(&unit.gpu) else {
+            return Ok(None);
+        };
+        let instance = match &unit.slice {
+            Slice::Whole | Slice::Share { .. } => None,
+            Slice::Mig { profile, start, .. } => {
+                let state = library.mig_state(&unit.gpu)?.unwrap_or_default();
+                let there = state.instances.into_iter();
+                let own = there
+                    .filter(|instance| instance.profile == *profile && instance.start == *start)
+                    .map(|instance| instance.id)
+                    .next();
+                // What is not there is used by nobody.
+                let Some(own) = own else {
+                    return Ok(Some(Vec::new()));
+                };
+                Some(own)
+            }
+        };
+        Ok(Some(gpu::pids_in(processes, instance)))
+    };
+    units.iter().map(of_unit).collect()
+}
+
+/// "GPU 3", "slice 1g.10gb at 4 of GPU 3".
+fn name(inventory: &Inventory, unit: &GpuUnit) -> String {
+    let known = inventory.gpus.iter().find(|gpu| gpu.uuid == unit.gpu);
+    let gpu = known.map_or_else(|| format!("GPU {}", unit.gpu), |gpu| format!("GPU {}", gpu.index));
+    match &unit.slice {
+        Slice::Whole | Slice::Share { .. } => gpu,
+        slice @ Slice::Mig { .. } => format!("slice {slice} of {gpu}"),
+    }
 }
 
 fn message(gpu: &str, pids: &[u32]) -> String {

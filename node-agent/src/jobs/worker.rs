@@ -6,7 +6,6 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use carrel_core::agent::ContainerEvent;
 use carrel_core::model::cpus::CpuSet;
-use carrel_core::model::gpu::GpuInfo;
 use carrel_core::model::gpu_unit::GpuUnit;
 use carrel_core::model::ids::JobKey;
 use carrel_proto::v1::InitStatus;
@@ -15,10 +14,11 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use super::slices::NotGiven;
 use super::{Command, Shared, Wanted, config, usage};
 use crate::init_client::{Told, keep_told};
-use crate::inside;
 use crate::runtime::{ContainerRecord, Exit, LeaseEnd};
+use crate::{cdi, inside};
 
 /// Longest wait for carrel-init to say that it is up: it takes some milliseconds, on a host that swaps seconds.
 const READY_TIMEOUT: Duration = Duration::from_mins(1);
@@ -40,6 +40,15 @@ enum NotStarted {
     /// Something outside of Carrel uses what it needs.
     Blocked(String),
     Failed(anyhow::Error),
+}
+
+impl From<NotGiven> for NotStarted {
+    fn from(not: NotGiven) -> Self {
+        match not {
+            NotGiven::Blocked(why) => Self::Blocked(why),
+            NotGiven::Failed(error) => Self::Failed(error),
+        }
+    }
 }
 
 impl From<anyhow::Error> for NotStarted {
@@ -112,31 +121,39 @@ impl Worker {
         let Wanted { wish, binding, .. } = self.wanted.borrow().clone();
         let wish = wish.context("the job to start is not known")?;
         let inventory = shared.inventory.borrow().clone();
-        let gpus = config::Gpus::of(&inventory, &wish.job.gpus)?;
         match usage::used_by(&shared.nvml, &inventory, &wish.job.gpus).await {
             Ok(None) => {}
             Ok(Some(why)) => return Err(NotStarted::Blocked(why)),
             // Not known to be free.
             Err(error) => return Err(NotStarted::Blocked(format!("{error:#}"))),
         }
-        let gpu_env = shared.runtime.gpu_environment(&gpus.own).await?;
-        let config = config::init(&shared.node, shared.runtime.network(), &wish, &gpus.own, &gpu_env);
-        let wanted = self.wanted.clone();
-        let lease = LeaseEnd(Arc::new(move || wanted.borrow().lease_end_ms));
-        let own = gpus.own.clone();
-        let spec = config::container(&shared, &wish, binding, gpus, &config, lease)?;
         let (key, events) = (self.key, shared.events.clone());
         let progress = move |text: String| {
             // Progress is not worth waiting for: there is more of it.
             events.try_send((key, ContainerEvent::Progress(text))).ok();
         };
+        let giving = shared.slices.give(key, &inventory, &wish.job.gpus, &progress);
+        let gpus = config::Gpus {
+            own: giving.await?,
+            others: config::others(&inventory, &wish.job.gpus),
+        };
+        let gpu_env = shared.runtime.gpu_environment(&gpus.own).await?;
+        let config = config::init(
+            &shared.node,
+            shared.runtime.network(),
+            &wish,
+            &inventory,
+            &gpu_env,
+        );
+        let wanted = self.wanted.clone();
+        let lease = LeaseEnd(Arc::new(move || wanted.borrow().lease_end_ms));
+        let spec = config::container(&shared, &wish, binding, gpus, &config, lease)?;
         let making: BoxFuture<'_, Result<()>> = Box::pin(shared.runtime.create(&spec, &progress));
         making.await?;
         let mut status = self.watch(
             watching,
             Some(Made {
                 record: spec.record,
-                gpus: own,
                 gpu_env,
             }),
         );
@@ -228,7 +245,6 @@ fn is_ready(status: &InitStatus) -> bool {
 /// What a container is made of.
 struct Made {
     record: ContainerRecord,
-    gpus: Vec<GpuInfo>,
     gpu_env: Vec<(String, String)>,
 }
 
@@ -265,7 +281,7 @@ async fn tell_init(
                 &shared.node,
                 shared.runtime.network(),
                 wish,
-                &made.gpus,
+                &shared.inventory.borrow(),
                 &made.gpu_env,
             ));
             if let Some(config) = &mut next.config {
@@ -338,13 +354,23 @@ async fn hear_inside(shared: Arc<Shared>, key: JobKey, mut wanted: watch::Receiv
 /// What a container that was taken over is made of.
 async fn look_up(shared: &Shared, key: JobKey) -> Result<Made> {
     let container = shared.runtime.get(key).await?.context("it has no container")?;
-    let gpus = config::gpus_of(&shared.inventory.borrow().clone(), &container.record.gpus)?;
-    let gpu_env = shared.runtime.gpu_environment(&gpus).await?;
-    Ok(Made {
-        record: container.record,
-        gpus,
-        gpu_env,
-    })
+    let record = container.record;
+    let inventory = shared.inventory.borrow().clone();
+    let found = async {
+        let given = shared.slices.given(&inventory, &record.gpus).await?;
+        shared.runtime.gpu_environment(&given).await
+    };
+    let gpu_env = match found.await {
+        Ok(env) => env,
+        Err(error) => {
+            tracing::warn!(
+                error = format!("{error:#}"),
+                "its GPUs are not what they were when it was started; it goes on with what it was given"
+            );
+            cdi::visible(&record.visible)
+        }
+    };
+    Ok(Made { record, gpu_env })
 }
 
 /// Passes carrel-init's states on as events.

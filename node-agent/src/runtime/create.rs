@@ -71,7 +71,7 @@ impl Runtime {
         ensure!(
             spec.gpus
                 .iter()
-                .map(|gpu| &gpu.uuid)
+                .map(|given| &given.gpu.uuid)
                 .eq(spec.record.gpus.iter().map(|unit| &unit.gpu)),
             "job {key}: two lists of GPUs"
         );

@@ -19,8 +19,8 @@ use crate::cdi::{Cdi, ContainerEdits, DeviceNode};
 
 /// Where the nodes are in the container.
 pub(super) const DIR: &str = "/dev/carrel-fence";
-/// Most nodes that are tried: 16 GPUs in 8 slices each, with a capability node for each, is less.
-const MAX_DEVICES: usize = 256;
+/// Most nodes that are tried: 16 GPUs in 7 slices each, with two capability nodes for each, are fewer.
+const MAX_DEVICES: usize = 320;
 /// Other jobs whose addresses are tried: one rule keeps all of them apart.
 const MAX_NEIGHBOURS: usize = 4;
 /// Directories of the host with nodes of GPUs and of what is near to them.
@@ -74,9 +74,11 @@ pub(super) fn devices(
         numbers.map(Device::number).any(|number| number == found.number())
     };
     // Another GPU's node counts though its number is one of the job's: that is a leak, which the trial finds.
-    let of_others = cdi.device_nodes(others).into_iter().filter_map(|(index, node)| {
+    let gpus = cdi.device_nodes(others).into_iter();
+    let gpus = gpus.map(|(index, node)| (format!("GPU {index}"), node));
+    let of_others = gpus.chain(cdi.slice_nodes()).filter_map(|(name, node)| {
         let shared = own.iter().any(|(path, _)| *path == node.path);
-        (!shared).then(|| device(format!("GPU {index}"), &node)).flatten()
+        (!shared).then(|| device(name, &node)).flatten()
     });
     let on_host = on_host().into_iter().filter(|device| !is_own(device));
     let fixed = [("the host's memory", 1), ("the kernel's log", 11)].map(|(name, minor)| Device {
@@ -180,6 +182,7 @@ pub(super) fn list(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gpu::{Given, GivenSlice, MigDevice};
 
     fn node(path: &str, minor: i64) -> DeviceNode {
         DeviceNode {
@@ -228,7 +231,7 @@ mod tests {
         );
         fs::write(dir.path().join("described.json"), spec).unwrap();
         let cdi = Cdi::new(vec![dir.path().to_owned()]);
-        let own = cdi.edits(&[gpu(0)]).unwrap();
+        let own = cdi.edits(&[gpu(0).into()]).unwrap();
         assert_eq!(own.device_nodes[1].path, "/dev/nvidiactl");
         let found = devices(&cdi, &own, &[gpu(1), gpu(2)], Path::new("/"));
         let gpus: Vec<_> = found
@@ -243,6 +246,52 @@ mod tests {
         assert_eq!(numbers.len(), found.len());
         assert_eq!(device_path(3), "/dev/carrel-fence/3");
         assert!(super::device("x".into(), &node("/dev/x", 7)).is_some_and(|device| device.minor == 7));
+    }
+
+    /// Of the other slices, of the own GPU too, the capabilities; and not the GPU's node, which they have in common.
+    #[test]
+    fn the_other_slices_capabilities_are_tried_and_the_own_are_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let device = |name: &str, gpu: u32, cap: u32| {
+            let node = |path: String, major: u32, minor: u32| {
+                format!(r#"{{"path":"{path}","type":"c","major":{major},"minor":{minor}}}"#)
+            };
+            let own = node(format!("/dev/nvidia{gpu}"), 60, gpu);
+            let cap = node(format!("/dev/nvidia-caps/nvidia-cap{cap}"), 61, cap);
+            format!(r#"{{"name":"{name}","containerEdits":{{"deviceNodes":[{own},{cap}]}}}}"#)
+        };
+        let devices = [
+            device("MIG-1", 0, 1),
+            device("MIG-2", 0, 2),
+            device("MIG-3", 1, 3),
+        ]
+        .join(",");
+        let spec = format!(r#"{{"cdiVersion":"0.5.0","kind":"nvidia.com/gpu","devices":[{devices}]}}"#);
+        fs::write(dir.path().join("described.json"), spec).unwrap();
+        let cdi = Cdi::new(vec![dir.path().to_owned()]);
+        let slice = GivenSlice {
+            gpu_instance: 7,
+            device: MigDevice {
+                uuid: "MIG-1".parse().unwrap(),
+                index: 0,
+                compute_instance: 0,
+            },
+        };
+        let own = Given {
+            gpu: gpu(0),
+            slice: Some(slice),
+        };
+        let own = cdi.edits(&[own]).unwrap();
+        let found = devices_of(&cdi, &own);
+        assert_eq!(found, [(60, 1), (61, 2), (61, 3)]);
+    }
+
+    fn devices_of(cdi: &Cdi, own: &ContainerEdits) -> Vec<(i64, i64)> {
+        let found = devices(cdi, own, &[], Path::new("/"));
+        let described = found.iter().filter(|device| [60, 61].contains(&device.major));
+        let mut numbers: Vec<_> = described.map(|device| (device.major, device.minor)).collect();
+        numbers.sort_unstable();
+        numbers
     }
 
     #[test]

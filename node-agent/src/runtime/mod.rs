@@ -41,7 +41,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use carrel_core::model::gpu::GpuInfo;
 use carrel_core::model::ids::{JobKey, SessionId};
 use containerd_client::services::v1::{
     Container as StoredContainer, GetRequest, KillRequest, ListContainersRequest, UpdateContainerRequest,
@@ -52,6 +51,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::cdi::Cdi;
 use crate::cpus::Limits;
+use crate::gpu::Given;
 use crate::image::{ImageInfo, Progress, SharedImages};
 use cgroup::Cgroups;
 use client::{Containerd, Settled, Told};
@@ -311,7 +311,7 @@ impl Runtime {
     ///
     /// # Errors
     /// A container could not be given one of these GPUs, and why: also the test of whether a GPU can be offered.
-    pub async fn gpu_environment(&self, gpus: &[GpuInfo]) -> Result<Vec<(String, String)>> {
+    pub async fn gpu_environment(&self, gpus: &[Given]) -> Result<Vec<(String, String)>> {
         let (cdi, gpus) = (self.inner.cdi.clone(), gpus.to_vec());
         tokio::task::spawn_blocking(move || cdi.environment(&gpus)).await?
     }

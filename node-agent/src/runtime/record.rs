@@ -8,10 +8,12 @@ use anyhow::{Context, Result, bail};
 use carrel_core::model::cpus::Binding;
 use carrel_core::model::gpu::GpuInfo;
 use carrel_core::model::gpu_unit::GpuUnit;
-use carrel_core::model::ids::{Generation, JobId, JobKey, SessionId};
+use carrel_core::model::ids::{Generation, GpuUuid, JobId, JobKey, SessionId};
 use carrel_core::model::time::Timestamp;
 use carrel_proto::v1::Identity;
 use serde::{Deserialize, Serialize};
+
+use crate::gpu::Given;
 
 /// Label that holds a [`ContainerRecord`] as JSON; a container without it is not ours.
 pub(crate) const RECORD_LABEL: &str = "io.carrel.record";
@@ -57,6 +59,9 @@ pub struct ContainerRecord {
     /// CPUs and memory nodes that it is bound to; none of containers from before that was kept.
     #[serde(default)]
     pub binding: Binding,
+    /// By what its programs find its GPUs: should these not be as they were, when an agent takes it over.
+    #[serde(default)]
+    pub visible: Vec<GpuUuid>,
 }
 
 impl ContainerRecord {
@@ -105,8 +110,8 @@ pub struct ContainerSpec {
     pub identity: Identity,
     /// The user is root inside, by a user namespace.
     pub root: bool,
-    /// The GPUs of the record's units, each once, in the same order.
-    pub gpus: Vec<GpuInfo>,
+    /// What the record's units are, in the same order.
+    pub gpus: Vec<Given>,
     /// The host's other GPUs, which it must not reach.
     pub others: Vec<GpuInfo>,
     /// Most processes and threads.

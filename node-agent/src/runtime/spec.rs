@@ -539,6 +539,7 @@ mod tests {
                 nodes: 1,
                 started: Timestamp(0),
                 binding: Binding::default(),
+                visible: Vec::new(),
             },
             hostname: "dev".into(),
             identity: Identity::default(),

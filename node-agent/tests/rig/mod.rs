@@ -201,6 +201,7 @@ pub fn job(number: u64, image: &str, script: &str) -> ContainerSpec {
             nodes: 1,
             started: Timestamp(1_700_000_000_000),
             binding: Binding::default(),
+            visible: Vec::new(),
         },
         hostname: format!("job{number}"),
         identity: Identity {

@@ -12,6 +12,7 @@ use nvml_wrapper_sys::bindings::*;
 
 use crate::description::Init;
 use crate::host::{Gpu, Host, PciAddress, bus_id, pci_address};
+use crate::mig_api;
 
 /// The host, while NVML is initialised, and how often it is.
 static STATE: Mutex<Option<(Arc<Host>, u32)>> = Mutex::new(None);
@@ -83,7 +84,7 @@ fn put_handle(out: *mut nvmlDevice_t, gpu: Option<&Gpu>) -> Answer<()> {
     put(out, ptr::without_provenance_mut(gpu.index + 1))
 }
 
-fn put_text(out: *mut c_char, length: c_uint, text: &str) -> Answer<()> {
+pub(crate) fn put_text(out: *mut c_char, length: c_uint, text: &str) -> Answer<()> {
     if out.is_null() {
         return Err(nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT);
     }
@@ -278,7 +279,10 @@ extern "C" fn nvmlDeviceGetIndex(device: nvmlDevice_t, index: *mut c_uint) -> nv
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetUUID(device: nvmlDevice_t, uuid: *mut c_char, length: c_uint) -> nvmlReturn_t {
     call("nvmlDeviceGetUUID", |host| {
-        put_text(uuid, length, &gpu_of(host, device)?.uuid)
+        match mig_api::gpu_part(device.addr()) {
+            Some(_) => put_text(uuid, length, &gpu_of(host, device)?.uuid),
+            None => mig_api::uuid(host, device, uuid, length),
+        }
     })
 }
 
@@ -343,19 +347,7 @@ extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: nvmlDevice_t, memory: *mut nvml
 }
 
 fn memory_bytes(host: &Host) -> c_ulonglong {
-    host.description.memory_mib.unwrap_or(0) << 20
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetMigMode(
-    device: nvmlDevice_t,
-    current: *mut c_uint,
-    pending: *mut c_uint,
-) -> nvmlReturn_t {
-    call_on("nvmlDeviceGetMigMode", device, |_, gpu| {
-        put(current, c_uint::from(gpu.mig))?;
-        put(pending, c_uint::from(gpu.mig))
-    })
+    host.memory_mib() << 20
 }
 
 #[unsafe(no_mangle)]
@@ -472,22 +464,26 @@ extern "C" fn nvmlDeviceGetGraphicsRunningProcesses_v3(
     })
 }
 
-fn put_processes(pids: &[u32], count: *mut c_uint, infos: *mut nvmlProcessInfo_t) -> Answer<()> {
+fn put_processes(
+    processes: &[(u32, Option<u32>)],
+    count: *mut c_uint,
+    infos: *mut nvmlProcessInfo_t,
+) -> Answer<()> {
     // SAFETY: nvml.h asks callers for a count, which says how many entries `infos` has room for.
     let Some(room) = (unsafe { count.as_ref() }).copied() else {
         return Err(nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT);
     };
-    put(count, pids.len() as c_uint)?;
-    if (room as usize) < pids.len() {
+    put(count, processes.len() as c_uint)?;
+    if (room as usize) < processes.len() {
         return Err(nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_SIZE);
     }
-    for (at, pid) in pids.iter().enumerate() {
+    for (at, (pid, instance)) in processes.iter().enumerate() {
         const NO_INSTANCE: c_uint = c_uint::MAX;
         let info = nvmlProcessInfo_t {
             pid: *pid,
             usedGpuMemory: 1 << 20,
-            gpuInstanceId: NO_INSTANCE,
-            computeInstanceId: NO_INSTANCE,
+            gpuInstanceId: instance.unwrap_or(NO_INSTANCE),
+            computeInstanceId: instance.map_or(NO_INSTANCE, |_| 0),
         };
         // With room for at least one entry, `infos` may not be null.
         put(infos.wrapping_add(at), info)?;

@@ -6,6 +6,9 @@ use std::path::{Path, PathBuf};
 use carrel_core::model::topology::{Link, Topology};
 use serde::Deserialize;
 
+use crate::host::{Gpu, Host};
+use crate::mig::{Profile, State};
+
 /// A described host. Only `topology` is needed; the rest has defaults that fit it.
 ///
 /// ```toml
@@ -16,7 +19,9 @@ use serde::Deserialize;
 /// nvlink_version = 4
 /// nvswitch = true                     # NVLinks end at switches, not at GPUs
 /// nvlink_works = true                 # false: as without the fabric manager
-/// processes = "busy.txt"              # lines of "<index or UUID> <pid>"; need not exist
+/// processes = "busy.txt"              # lines of "<index or UUID> <pid> [<MIG GPU instance>]"; need not exist
+/// mig_state = "mig"                   # what GPUs in MIG mode are cut into, once something has changed it
+/// mig_faults = "faults"               # what `nvidia-smi mig` fails at; need not exist
 /// init = "ok"                         # or driver-not-loaded, lib-rm-version-mismatch, no-permission
 /// unsupported = ["nvmlDeviceGetMemoryAffinity"]   # calls that answer "not supported"
 ///
@@ -25,7 +30,7 @@ use serde::Deserialize;
 /// minor = 0
 /// pci = "00000000:1B:00.0"
 /// model = "…"
-/// mig = false
+/// mig = false                         # or true, or { mode = "on", instances = ["3g.40gb@4", "1g.10gb@0:"] }
 /// lost = false                        # it has fallen off the bus
 /// processes = [4711]
 ///
@@ -53,6 +58,10 @@ pub struct Description {
     pub nvlink_works: Option<bool>,
     /// File of processes, from the description's folder.
     pub processes: Option<PathBuf>,
+    /// File of what GPUs in MIG mode are cut into, from the description's folder; without it, that stays.
+    pub mig_state: Option<PathBuf>,
+    /// File of what `nvidia-smi mig` fails at, from the description's folder.
+    pub mig_faults: Option<PathBuf>,
     /// What `nvmlInit` answers.
     #[serde(default)]
     pub init: Init,
@@ -78,15 +87,90 @@ pub struct GpuDescription {
     pub pci: Option<String>,
     /// Product name.
     pub model: Option<String>,
-    /// MIG mode is on.
+    /// MIG.
     #[serde(default)]
-    pub mig: bool,
+    pub mig: MigDescription,
     /// It has fallen off the bus: its UUID is known, nothing else.
     #[serde(default)]
     pub lost: bool,
     /// Process ids that use it; listed while they live.
     #[serde(default)]
     pub processes: Vec<u32>,
+}
+
+/// MIG of a GPU.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged)]
+pub enum MigDescription {
+    /// MIG mode is on or off; there is no instance.
+    Mode(bool),
+    /// With instances.
+    Cut {
+        /// MIG mode.
+        #[serde(default)]
+        mode: MigMode,
+        /// "3g.40gb@4": profile and first memory slice. With a colon, the slices of its compute instances
+        /// follow ("3g.40gb@4:1,1"); without one, there is one over all of it.
+        #[serde(default)]
+        instances: Vec<String>,
+    },
+}
+
+impl Default for MigDescription {
+    fn default() -> Self {
+        Self::Mode(false)
+    }
+}
+
+/// MIG mode, now and after a reset.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MigMode {
+    /// On.
+    #[default]
+    On,
+    /// Off, and on after a reset.
+    PendingOn,
+    /// On, and off after a reset.
+    PendingOff,
+}
+
+impl MigDescription {
+    /// What the GPU is cut into; instances that cannot be are left out.
+    pub fn state(&self, host: &Host, gpu: &Gpu) -> State {
+        let (mode, instances) = match self {
+            Self::Mode(false) => return State::default(),
+            Self::Mode(true) => (MigMode::On, &[][..]),
+            Self::Cut { mode, instances } => (*mode, &instances[..]),
+        };
+        let mut state = State {
+            on: mode != MigMode::PendingOn,
+            pending: mode != MigMode::PendingOff,
+            instances: Vec::new(),
+        };
+        let geometry = host.geometry(gpu);
+        for text in instances {
+            let (place, parts) = text
+                .split_once(':')
+                .map_or((&text[..], None), |(a, b)| (a, Some(b)));
+            let (name, start) = place.split_once('@').unwrap_or((place, "0"));
+            let named = |profile: &&Profile| geometry.name(profile, host.memory_mib()) == name;
+            let profile = geometry.profiles.iter().find(named);
+            let (Some(profile), Ok(start)) = (profile, start.parse()) else {
+                eprintln!("fake NVML: no instance {text:?}");
+                continue;
+            };
+            let Ok(instance) = state.create(geometry, profile.id, start) else {
+                eprintln!("fake NVML: no room for instance {text:?}");
+                continue;
+            };
+            instance.parts = match parts {
+                None => vec![profile.compute],
+                Some(parts) => parts.split(',').filter_map(|part| part.parse().ok()).collect(),
+            };
+        }
+        state
+    }
 }
 
 /// What `nvmlInit` answers.
@@ -172,11 +256,11 @@ impl Description {
         self.nvlink_works.get_or_insert(true);
     }
 
-    /// The processes of each GPU now: (index or UUID, process id).
-    pub fn processes(&self, path: &Path) -> Vec<(String, u32)> {
+    /// The processes of each GPU now: (index or UUID, process id, MIG GPU instance).
+    pub fn processes(&self, path: &Path) -> Vec<(String, u32, Option<u32>)> {
         let mut listed = Vec::new();
         for (index, gpu) in self.gpus.iter().enumerate() {
-            listed.extend(gpu.processes.iter().map(|pid| (index.to_string(), *pid)));
+            listed.extend(gpu.processes.iter().map(|pid| (index.to_string(), *pid, None)));
         }
         let file = self
             .processes
@@ -185,7 +269,8 @@ impl Description {
         for line in file.unwrap_or_default().lines() {
             let mut words = line.split_whitespace();
             if let (Some(gpu), Some(Ok(pid))) = (words.next(), words.next().map(str::parse)) {
-                listed.push((gpu.to_owned(), pid));
+                let instance = words.next().and_then(|id| id.parse().ok());
+                listed.push((gpu.to_owned(), pid, instance));
             }
         }
         listed

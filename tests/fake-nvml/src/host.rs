@@ -14,6 +14,8 @@ pub type PciAddress = (u32, u32, u32);
 pub struct Host {
     /// The file that it was read from.
     pub path: PathBuf,
+    /// What tells it from other hosts of the description; may be empty.
+    pub name: String,
     /// What the file says, with defaults filled in.
     pub description: Description,
     /// Links.
@@ -35,8 +37,6 @@ pub struct Gpu {
     pub pci: PciAddress,
     /// Product name.
     pub model: String,
-    /// MIG mode is on.
-    pub mig: bool,
     /// It has fallen off the bus.
     pub lost: bool,
     /// What each active NVLink ends at.
@@ -72,6 +72,7 @@ impl Host {
             description.complete(&topology);
             Self {
                 path,
+                name: name.to_owned(),
                 description,
                 topology,
                 gpus: Vec::new(),
@@ -79,6 +80,7 @@ impl Host {
         } else {
             return Ok(Self {
                 path,
+                name: name.to_owned(),
                 description,
                 topology: Topology::default(),
                 gpus: Vec::new(),
@@ -109,7 +111,7 @@ impl Host {
             minor,
             pci,
             model,
-            mig,
+            mig: _,
             lost,
             processes: _,
         } = special;
@@ -134,7 +136,6 @@ impl Host {
             model: model
                 .or_else(|| self.description.model.clone())
                 .unwrap_or_default(),
-            mig,
             lost,
             nvlinks: Vec::new(),
         })
@@ -166,15 +167,27 @@ impl Host {
         }
     }
 
-    /// Process ids that use a GPU now and live: a dead process holds no GPU.
-    pub fn processes(&self, gpu: &Gpu) -> Vec<u32> {
+    /// Memory of each GPU.
+    pub fn memory_mib(&self) -> u64 {
+        self.description.memory_mib.unwrap_or(0)
+    }
+
+    /// Processes that use a GPU now and live, with their MIG GPU instance: a dead process holds no GPU.
+    pub fn processes(&self, gpu: &Gpu) -> Vec<(u32, Option<u32>)> {
         let now = Description::read(&self.path).unwrap_or_else(|_| self.description.clone());
         let named = |name: &str| name == gpu.uuid || name.parse() == Ok(gpu.index);
         let alive = |pid: u32| Path::new("/proc").join(pid.to_string()).exists();
         let all = now.processes(&self.path).into_iter();
-        all.filter(|(name, pid)| named(name) && alive(*pid))
-            .map(|(_, pid)| pid)
+        all.filter(|(name, pid, _)| named(name) && alive(*pid))
+            .map(|(_, pid, instance)| (pid, instance))
             .collect()
+    }
+
+    /// Those of them in a MIG GPU instance.
+    pub fn processes_in(&self, gpu: &Gpu, instance: Option<u32>) -> Vec<u32> {
+        let mut all = self.processes(gpu);
+        all.retain(|(_, of)| *of == instance);
+        all.into_iter().map(|(pid, _)| pid).collect()
     }
 }
 
@@ -200,7 +213,7 @@ pub fn pci_address(text: &str) -> Option<PciAddress> {
 }
 
 /// A UUID that always comes from the same text.
-fn uuid_of(text: &str) -> String {
+pub(crate) fn uuid_of(text: &str) -> String {
     // FNV-1a, 128 bits: enough to tell hosts apart, and no dependency.
     const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
     const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;

@@ -6,12 +6,17 @@
 //! loaded in the place of the driver's library by giving its path
 //! (`--nvml-library`); the product knows nothing of it.
 //!
+//! `carrel-fake-nvidia-smi` is `nvidia-smi mig` for the same host.
+//!
 //! | variable | meaning |
 //! |---|---|
 //! | `CARREL_FAKE_NVML` | the description; read at `nvmlInit`, its processes at each question for them |
 //! | `CARREL_FAKE_NVML_HOST` | a name mixed into all UUIDs, so that several hosts can share a description |
 
 mod api;
+pub mod cdi;
 pub mod description;
 pub mod host;
+pub mod mig;
+mod mig_api;
 mod nvlink;
