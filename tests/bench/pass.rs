@@ -9,7 +9,7 @@ use carrel_core::model::gpu::{GpuInfo, Inventory};
 use carrel_core::model::ids::NodeName;
 use carrel_core::model::resources::ResourceRequest;
 use carrel_core::model::topology::{Link, LinkMatrix};
-use carrel_core::placement::{Assume, Hosts, Part, Room, fits, place};
+use carrel_core::placement::{Assume, Hosts, Part, Recent, Room, fits, place};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
@@ -39,6 +39,11 @@ pub fn run(options: &Options) {
         let mut hosts = cluster(nodes, fabric);
         let mut random = SmallRng::seed_from_u64(options.seed);
         let mut pending: Vec<ResourceRequest> = (0..jobs).map(|_| request(&mut random)).collect();
+        let mut recent = Recent::default();
+        for request in &pending {
+            recent.note(request);
+        }
+        hosts.expect(recent.outlook());
         let before = resident();
         let mut running = Vec::new();
         let cold = pass(&mut hosts, &mut pending, &mut running);

@@ -19,7 +19,10 @@ use crate::model::resources::ResourceRequest;
 use crate::model::session::Session;
 use crate::model::time::Timestamp;
 use crate::model::user::{ApiToken, NodeToken, User};
-use crate::placement::{Assume, Hosts, Needs, fits};
+use crate::placement::{Assume, Hosts, Needs, Recent, fits};
+
+/// Jobs that a start looks back at for what is asked for: older ones count for next to nothing.
+const MAX_REMEMBERED: usize = 4096;
 
 /// Everything that a broker knows. Cloning is cheap: the maps share their parts.
 ///
@@ -68,6 +71,8 @@ pub struct State {
     pub placed_on: OrdMap<NodeName, OrdSet<JobId>>,
     /// What of each node may be given away, arranged for placement.
     pub hosts: Hosts,
+    /// What was asked for lately: what hosts are worth follows from it.
+    pub recent: Recent,
     /// Contact with each node since the start.
     pub links: OrdMap<NodeName, Arc<NodeLink>>,
     /// The next allocation's fencing token.
@@ -183,6 +188,7 @@ impl State {
             usage: OrdMap::new(),
             placed_on: OrdMap::new(),
             hosts,
+            recent: Recent::default(),
             links: OrdMap::new(),
             next_generation: Generation::default(),
             started: now,
@@ -192,6 +198,13 @@ impl State {
         for record in records {
             state.apply(record);
         }
+        let lately = state.jobs.values().rev().take(MAX_REMEMBERED);
+        let mut lately: Vec<Arc<Job>> = lately.cloned().collect();
+        lately.reverse();
+        for job in lately {
+            state.recent.note(&job.request);
+        }
+        state.hosts.expect(state.recent.outlook());
         // Leases given before this start end at most one former lease after it.
         let lease_until = now.after(std::time::Duration::from_millis(
             state.cluster.lease_ms.max(lease_ms),
@@ -270,6 +283,13 @@ impl State {
         self.hosts.remove(name);
         self.links.remove(name);
         self.usage.remove(name);
+    }
+
+    /// Takes note of what was asked for: more of the like is to be expected.
+    pub(super) fn note_request(&mut self, request: &ResourceRequest) {
+        if let Some(outlook) = self.recent.note(request) {
+            self.hosts.expect(outlook);
+        }
     }
 
     /// Takes note of what of a node is free, after anything that it depends on has changed.

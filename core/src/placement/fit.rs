@@ -8,10 +8,13 @@ use super::filter::Filter;
 use super::gang;
 use super::gpu_set::positions;
 use super::hosts::{Alike, Assume, Hosts, Kind, Member, SameGpus};
-use super::units::{Chosen, Free};
+use super::kind::Class;
+use super::prospect::{FreeGpus, Prospect, Prospects};
+use super::units::{Chosen, Free, PartRoom, Units};
 use super::{Needs, Part};
+use crate::model::gpu_unit::WHOLE_MILLI;
 use crate::model::ids::NodeName;
-use crate::model::resources::UnitRequest;
+use crate::model::resources::{ResourceRequest, UnitRequest};
 use crate::model::topology::Link;
 
 /// What a host lacks; [`Refusal`](super::Refusal) without its words.
@@ -51,6 +54,8 @@ pub(super) enum Lack {
 pub(super) struct Candidate<'a> {
     pub alike: Alike<'a>,
     chosen: Chosen,
+    /// What requests to come lose, beyond what is used.
+    lost: i64,
     /// Free whole GPUs that one would be left with.
     left_gpus: u32,
     left_cpus: u32,
@@ -58,7 +63,17 @@ pub(super) struct Candidate<'a> {
 }
 
 /// What decides between hosts; the smallest wins.
-type Rank = (u64, Reverse<(Option<Link>, u64)>, bool, u64, u32, u32, u32, u64);
+type Rank = (
+    u64,
+    Reverse<(Option<Link>, u64)>,
+    bool,
+    i64,
+    u64,
+    u32,
+    u32,
+    u32,
+    u64,
+);
 
 impl<'a> Candidate<'a> {
     pub fn rank(&self) -> Rank {
@@ -69,6 +84,7 @@ impl<'a> Candidate<'a> {
             *memory,
             Reverse((set.worst, set.sum)),
             wrong_kind,
+            self.lost,
             set.cost,
             self.left_gpus,
             set.numa_nodes,
@@ -118,23 +134,34 @@ impl<'a> Candidate<'a> {
 }
 
 /// Hosts that can take a part of a request: all of them where it matters how they lie to each other; else, of those
-/// that give the same GPUs, the tightest, as many as are needed.
+/// that give the same GPUs and are of one class, the tightest, as many as are needed.
 pub(super) fn candidates<'a>(hosts: &'a Hosts, needs: Needs<'a>, assume: Assume) -> Vec<Candidate<'a>> {
     let all = gang::arranges(hosts, needs.request);
-    let mut found = Vec::new();
-    each_fitting(hosts, needs, assume, None, |candidate, so_far| {
-        found.push(candidate);
-        all || so_far < needs.request.nodes as usize
-    });
-    found
+    collect(hosts, needs, assume, |so_far| {
+        if all || so_far < needs.request.nodes as usize {
+            Next::Host
+        } else {
+            Next::Class
+        }
+    })
 }
 
 /// All hosts that can take a part of a request.
 pub(super) fn all_candidates<'a>(hosts: &'a Hosts, needs: Needs<'a>, assume: Assume) -> Vec<Candidate<'a>> {
+    collect(hosts, needs, assume, |_| Next::Host)
+}
+
+fn collect<'a>(
+    hosts: &'a Hosts,
+    needs: Needs<'a>,
+    assume: Assume,
+    next: impl Fn(usize) -> Next,
+) -> Vec<Candidate<'a>> {
     let mut found = Vec::new();
-    each_fitting(hosts, needs, assume, None, |candidate, _| {
+    let prospects = Some(hosts.prospects());
+    each_fitting(hosts, needs, assume, prospects, None, |candidate, so_far| {
         found.push(candidate);
-        true
+        next(so_far)
     });
     found
 }
@@ -145,9 +172,9 @@ pub(super) fn fits(hosts: &Hosts, needs: Needs<'_>, assume: Assume) -> bool {
     if gang::insists(needs.request) {
         return gang::is_possible(hosts, &candidates(hosts, needs, assume), needs.request);
     }
-    each_fitting(hosts, needs, assume, None, |candidate, _| {
+    each_fitting(hosts, needs, assume, None, None, |candidate, _| {
         nodes += candidate.alike.count();
-        nodes < wanted
+        if nodes < wanted { Next::Host } else { Next::Nothing }
     });
     nodes >= wanted
 }
@@ -156,22 +183,31 @@ pub(super) fn fits(hosts: &Hosts, needs: Needs<'_>, assume: Assume) -> bool {
 pub(super) fn lacks(hosts: &Hosts, needs: Needs<'_>, assume: Assume) -> (usize, BTreeMap<Lack, u32>) {
     let (mut fitting, mut lacks) = (0, BTreeMap::new());
     let mut note = |lack: Lack, count: usize| *lacks.entry(lack).or_default() += count as u32;
-    each_fitting(hosts, needs, assume, Some(&mut note), |candidate, _| {
+    each_fitting(hosts, needs, assume, None, Some(&mut note), |candidate, _| {
         fitting += candidate.alike.count();
-        true
+        Next::Host
     });
     (fitting, lacks)
 }
 
-/// Goes through the hosts that fit, those that give the same GPUs together, until `take` has enough of them: it is
-/// told how many hosts of the group it was given, this one included. `note` is told what the others lack, of
-/// hosts that were looked at.
+/// What is to be looked at next.
+enum Next {
+    Host,
+    /// Hosts of another class, or with other GPUs free.
+    Class,
+    Nothing,
+}
+
+/// Goes through the hosts that fit, those that give the same GPUs and are of one class together; `take` is told how
+/// many of the class it was given, these included. `note` is told what the others lack, of hosts that were looked
+/// at. With `prospects`, what is lost to requests to come is found as well.
 fn each_fitting<'a>(
     hosts: &'a Hosts,
     needs: Needs<'a>,
     assume: Assume,
+    prospects: Option<&Prospects>,
     mut note: Option<&mut dyn FnMut(Lack, usize)>,
-    mut take: impl FnMut(Candidate<'a>, usize) -> bool,
+    mut take: impl FnMut(Candidate<'a>, usize) -> Next,
 ) {
     let request = needs.request;
     let filter = Filter::of(hosts, needs).map(Rc::new);
@@ -199,42 +235,97 @@ fn each_fitting<'a>(
                 continue;
             }
         };
-        let (mut taken, mut looked_at) = (0, 0);
-        for alike in group.with_cpus(request.cpus_per_node) {
-            let count = alike.count();
-            if count == 0 {
-                continue;
-            }
-            looked_at += count;
-            if alike.memory_bytes < request.memory_bytes_per_node {
-                if let Some(note) = &mut note {
-                    note(Lack::FreeMemory, count);
+        let loss = prospects.and_then(|prospects| Loss::of(prospects, &group, &chosen));
+        let mut looked_at = 0;
+        for class in group.classes(request.cpus_per_node) {
+            let lost = loss
+                .as_ref()
+                .map_or(0, |loss| loss.in_class(class.class, request));
+            let mut taken = 0;
+            for alike in class.with_cpus(request.cpus_per_node) {
+                let count = alike.count();
+                if count == 0 {
+                    continue;
                 }
-                continue;
-            }
-            let left_gpus = (alike.gpus & !chosen.set.mask).count_ones();
-            let free = (alike.cpus, alike.memory_bytes);
-            if let Some(lack) = hosts.keeps(&alike.kind.host, free, left_gpus, needs) {
-                if let Some(note) = &mut note {
-                    note(lack, count);
+                looked_at += count;
+                let left_gpus = (alike.gpus & !chosen.set.mask).count_ones();
+                if let Some(lack) = lacks_besides(hosts, &alike, left_gpus, needs) {
+                    if let Some(note) = &mut note {
+                        note(lack, count);
+                    }
+                    continue;
                 }
-                continue;
-            }
-            taken += count;
-            let candidate = Candidate {
-                chosen: chosen.clone(),
-                left_gpus,
-                left_cpus: alike.cpus - request.cpus_per_node,
-                left_memory: alike.memory_bytes - request.memory_bytes_per_node,
-                alike,
-            };
-            if !take(candidate, taken) {
-                break;
+                taken += count;
+                let candidate = Candidate {
+                    chosen: chosen.clone(),
+                    lost,
+                    left_gpus,
+                    left_cpus: alike.cpus - request.cpus_per_node,
+                    left_memory: alike.memory_bytes - request.memory_bytes_per_node,
+                    alike,
+                };
+                match take(candidate, taken) {
+                    Next::Host => {}
+                    Next::Class => break,
+                    Next::Nothing => return,
+                }
             }
         }
         if let Some(note) = &mut note {
             note(Lack::FreeCpus, group.count() - looked_at);
         }
+    }
+}
+
+/// What hosts lack that have the GPUs and the CPUs, and would be left with so many free GPUs.
+fn lacks_besides(hosts: &Hosts, alike: &Alike<'_>, left_gpus: u32, needs: Needs<'_>) -> Option<Lack> {
+    if alike.memory_bytes < needs.request.memory_bytes_per_node {
+        return Some(Lack::FreeMemory);
+    }
+    let free = (alike.cpus, alike.memory_bytes);
+    hosts.keeps(&alike.kind.host, free, left_gpus, needs)
+}
+
+/// What is lost to requests to come on hosts that give the same GPUs.
+struct Loss<'a> {
+    prospect: &'a Prospect,
+    before: FreeGpus,
+    after: FreeGpus,
+}
+
+impl<'a> Loss<'a> {
+    /// None: nothing is known of the requests for such hosts.
+    fn of(prospects: &'a Prospects, group: &SameGpus<'_>, chosen: &Chosen) -> Option<Self> {
+        let shared = || {
+            group.parts.iter().filter_map(|(gpu, room)| match room {
+                PartRoom::Shared(milli) => Some((*gpu, *milli)),
+                PartRoom::Mig(_) => None,
+            })
+        };
+        let rests = || shared().map(|(_, milli)| milli);
+        let free = group.gpus.count_ones();
+        let before = FreeGpus::new(free, rests());
+        let after = match &chosen.units {
+            Units::Whole(gpus) => FreeGpus::new((group.gpus & !gpus).count_ones(), rests()),
+            Units::Share(gpus, milli) => {
+                let begun = shared().map(|(gpu, rest)| rest - (gpus >> gpu & 1) as u16 * milli);
+                let opened = (group.gpus & gpus).count_ones();
+                let new = std::iter::repeat_n(WHOLE_MILLI - milli, opened as usize);
+                FreeGpus::new(free - opened, begun.chain(new))
+            }
+            Units::Mig(_) => before,
+        };
+        Some(Self {
+            prospect: prospects.of(&group.kind.outfit)?,
+            before,
+            after,
+        })
+    }
+
+    fn in_class(&self, class: Class, request: &ResourceRequest) -> i64 {
+        let (cpus, memory_bytes) = (request.cpus_per_node, request.memory_bytes_per_node);
+        self.prospect
+            .lost(class, self.before, self.after, cpus, memory_bytes)
     }
 }
 

@@ -2,21 +2,28 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use imbl::{OrdMap, OrdSet};
 
 use super::filter::Filter;
 use super::fit::Lack;
-use super::kind::HostKind;
+use super::kind::{Class, HostKind, Outfit};
 use super::numbers::Numbers;
 use super::pack::ALONE;
+use super::prospect::Prospects;
+use super::recent::Outlook;
 use super::reserve::Reserve;
-use super::table::{Demand, Shape, Table};
+use super::table::{Demand, LazyTable, MAX_TABLE_GPUS, Shape, Table};
 use super::units::{PartRoom, Parts};
 use crate::model::fabric::Fabric;
 use crate::model::gpu::Inventory;
 use crate::model::ids::NodeName;
+
+/// Sets of GPUs that tables of hosts' shapes may list, all together: eight shapes of sixteen GPUs, or two thousand of
+/// eight, in some 25 MiB. Hosts of further shapes have none, and are searched. So no node that reports ever other
+/// links takes the broker's time and memory.
+const MAX_TABLE_SETS: usize = 8 << MAX_TABLE_GPUS;
 
 /// What of a host may be given away.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -39,15 +46,25 @@ pub(super) struct Kind {
     /// Tells it from the other kinds there are.
     pub number: u32,
     pub host: HostKind,
-    /// None: too many GPUs for one, or none.
-    pub table: Option<Arc<Table>>,
+    /// None: too many GPUs for one, or none, or too many other tables.
+    table: Option<Arc<LazyTable>>,
+    /// What requests to come see of it.
+    pub outfit: Outfit,
     /// What may be given away of its GPUs in MIG mode where nothing is held.
     pub parts: Parts,
 }
 
+impl Kind {
+    /// The best sets of its GPUs.
+    pub fn table(&self) -> Option<&Table> {
+        self.table.as_deref().map(LazyTable::get)
+    }
+}
+
 #[derive(Clone, Debug)]
 struct Host {
-    kind: Arc<Kind>,
+    /// Number of its kind.
+    kind: u32,
     member: Member,
     room: Room,
 }
@@ -68,19 +85,19 @@ pub(super) struct Member {
 /// units a request gets.
 type GroupKey = (u32, bool, u64, Parts);
 
-/// Hosts that give a request the same GPUs.
-#[derive(Clone, Debug)]
-struct Group {
-    kind: Arc<Kind>,
-    /// By free CPUs and memory.
-    hosts: OrdMap<(u32, u64), OrdSet<Member>>,
-}
+/// Hosts by free CPUs and memory.
+type ByRoom = OrdMap<(u32, u64), OrdSet<Member>>;
+
+/// Hosts that give a request the same GPUs, by class.
+type Group = OrdMap<Class, ByRoom>;
 
 /// All hosts. Cloning is cheap.
 #[derive(Clone, Debug, Default)]
 pub struct Hosts {
     hosts: OrdMap<NodeName, Host>,
-    kinds: OrdMap<HostKind, Arc<Kind>>,
+    /// Numbers of the kinds that there are.
+    numbers: OrdMap<HostKind, u32>,
+    kinds: OrdMap<u32, Arc<Kind>>,
     /// Hosts of each kind.
     counts: OrdMap<u32, usize>,
     groups: OrdMap<GroupKey, Group>,
@@ -93,6 +110,10 @@ pub struct Hosts {
     fabric: Arc<Fabric>,
     /// Blocks that hosts are in, by name.
     blocks: Numbers<String>,
+    /// What is expected of requests to come.
+    outlook: Arc<Outlook>,
+    /// What follows from it for these hosts, worked out when it is first asked for.
+    prospects: OnceLock<Arc<Prospects>>,
 }
 
 /// Hosts that give a request the same GPUs; what is taken as free.
@@ -100,7 +121,7 @@ pub(super) struct SameGpus<'a> {
     pub kind: &'a Kind,
     pub gpus: u64,
     pub parts: &'a [(u8, PartRoom)],
-    hosts: Vec<&'a OrdMap<(u32, u64), OrdSet<Member>>>,
+    hosts: Vec<&'a Group>,
     filter: Option<Rc<Filter<'a>>>,
     /// CPUs and memory of each, where not what is free now is taken as free.
     whole: Option<(u32, u64)>,
@@ -117,41 +138,89 @@ pub(super) struct Alike<'a> {
 }
 
 impl<'a> SameGpus<'a> {
+    fn sets(&self) -> impl Iterator<Item = &'a OrdSet<Member>> {
+        let classes = self.hosts.iter().flat_map(|group| group.values());
+        classes.flat_map(|rooms| rooms.values())
+    }
+
     pub fn count(&self) -> usize {
-        let sets = self.hosts.iter().flat_map(|hosts| hosts.values());
-        sets.map(|members| count(members, self.filter.as_deref())).sum()
+        self.sets()
+            .map(|members| count(members, self.filter.as_deref()))
+            .sum()
     }
 
     /// How many are left out, and for what.
     pub fn left_out(&self) -> BTreeMap<Lack, usize> {
         let mut lacks = BTreeMap::new();
-        let members = self.hosts.iter().flat_map(|hosts| hosts.values()).flatten();
-        for lack in members.filter_map(|member| self.filter.as_deref()?.lack(member)) {
+        let Some(filter) = self.filter.as_deref() else {
+            return lacks;
+        };
+        for lack in self.sets().flatten().filter_map(|member| filter.lack(member)) {
             *lacks.entry(lack).or_default() += 1;
         }
         lacks
     }
 
-    /// Those with as many CPUs, the fewest first, those that are equal together.
-    pub fn with_cpus(&self, cpus: u32) -> impl Iterator<Item = Alike<'a>> + use<'a> {
+    /// Classes in which there may be hosts with as many CPUs.
+    pub fn classes(&self, cpus: u32) -> impl Iterator<Item = InClass<'a>> + use<'a> {
         let (kind, gpus, filter) = (self.kind, self.gpus, self.filter.clone());
-        let alike = move |cpus, memory_bytes, members| Alike {
+        let outfit = &kind.outfit;
+        let whole = self.whole.map(|(cpus, memory_bytes)| {
+            let all = Rooms::Whole(cpus, memory_bytes, self.sets().collect());
+            (outfit.class(cpus, memory_bytes), all)
+        });
+        let free = self.hosts.first().copied().filter(|_| self.whole.is_none());
+        let fewest = outfit.class(cpus, 0);
+        let free = free.into_iter().flat_map(move |group| group.range(fewest..));
+        let free = free.map(|(class, rooms)| (*class, Rooms::Free(rooms)));
+        whole.into_iter().chain(free).map(move |(class, rooms)| InClass {
+            class,
+            kind,
+            gpus,
+            rooms,
+            filter: filter.clone(),
+        })
+    }
+}
+
+/// Hosts of [`SameGpus`] that are of one class.
+pub(super) struct InClass<'a> {
+    pub class: Class,
+    kind: &'a Kind,
+    gpus: u64,
+    rooms: Rooms<'a>,
+    filter: Option<Rc<Filter<'a>>>,
+}
+
+/// Whose CPUs and memory are looked at.
+enum Rooms<'a> {
+    /// So much is taken as free, of all of them.
+    Whole(u32, u64, Vec<&'a OrdSet<Member>>),
+    /// What is free.
+    Free(&'a ByRoom),
+}
+
+impl<'a> InClass<'a> {
+    /// Those with as many CPUs, the fewest first, those that are equal together.
+    pub fn with_cpus(self, least: u32) -> impl Iterator<Item = Alike<'a>> {
+        let Self {
+            kind, gpus, filter, ..
+        } = self;
+        let (whole, free) = match self.rooms {
+            Rooms::Whole(cpus, memory_bytes, members) => (Some((cpus, memory_bytes, members)), None),
+            Rooms::Free(rooms) => (None, Some(rooms)),
+        };
+        let free = free.into_iter().flat_map(move |rooms| rooms.range((least, 0)..));
+        let free = free.map(|((cpus, memory_bytes), members)| (*cpus, *memory_bytes, vec![members]));
+        let whole = whole.into_iter().filter(move |(cpus, ..)| *cpus >= least);
+        whole.chain(free).map(move |(cpus, memory_bytes, members)| Alike {
             kind,
             gpus,
             cpus,
             memory_bytes,
             members,
             filter: filter.clone(),
-        };
-        let all = self.whole.map(|(cpus, memory_bytes)| {
-            let members = self.hosts.iter().flat_map(|hosts| hosts.values());
-            alike(cpus, memory_bytes, members.collect())
-        });
-        let now = self.hosts.first().copied().filter(|_| self.whole.is_none());
-        let each = now.into_iter().flat_map(move |hosts| hosts.range((cpus, 0)..));
-        let each =
-            each.map(move |((cpus, memory_bytes), members)| alike(*cpus, *memory_bytes, vec![members]));
-        all.into_iter().filter(move |all| all.cpus >= cpus).chain(each)
+        })
     }
 }
 
@@ -234,7 +303,8 @@ impl Hosts {
                 .map_or(Some(ALONE), |block| self.blocks.number(block));
             self.features.number(&inventory.features) == Some(member.features) && block == Some(member.block)
         };
-        if known.is_some_and(|known| known.kind.host == host && same(&known.member)) {
+        let number = self.numbers.get(&host).copied();
+        if known.is_some_and(|known| Some(known.kind) == number && same(&known.member)) {
             return;
         }
         let room = known.map(|known| known.room.clone()).unwrap_or_default();
@@ -249,30 +319,74 @@ impl Hosts {
                 .unwrap_or(if self.fabric.has_switches() { ALONE } else { 0 }),
             block: block.map_or(ALONE, |block| self.blocks.take(&block)),
         };
-        let kind = match self.kinds.get(&host) {
-            Some(kind) => Arc::clone(kind),
-            None => self.add_kind(host),
-        };
-        *self.counts.entry(kind.number).or_default() += 1;
+        // Asked for again: the last host of its kind may just have gone.
+        let known = self.numbers.get(&host).copied();
+        let kind = known.unwrap_or_else(|| self.add_kind(host));
+        *self.counts.entry(kind).or_default() += 1;
         self.insert(node, Host { kind, member, room });
+        self.prospects = OnceLock::new();
     }
 
-    fn add_kind(&mut self, host: HostKind) -> Arc<Kind> {
-        let table = Shape::of(&host).map(|shape| {
-            // Kinds may differ in what tables do not depend on.
-            let mut tables = self.kinds.values().filter_map(|kind| kind.table.as_ref());
-            let shared = tables.find(|table| *table.shape() == shape);
-            shared.map_or_else(|| Arc::new(Table::new(shape, &Demand::default())), Arc::clone)
-        });
-        let kind = Arc::new(Kind {
-            number: self.next,
-            parts: host.parts().collect(),
-            host: host.clone(),
-            table,
-        });
+    fn add_kind(&mut self, host: HostKind) -> u32 {
+        let number = self.next;
         self.next += 1;
-        self.kinds.insert(host, Arc::clone(&kind));
-        kind
+        let kind = Kind {
+            number,
+            parts: host.parts().collect(),
+            outfit: host.outfit(),
+            table: self.table(&host, &self.outlook.sizes),
+            host: host.clone(),
+        };
+        self.kinds.insert(number, Arc::new(kind));
+        self.numbers.insert(host, number);
+        number
+    }
+
+    /// One for such hosts. Kinds share it that differ in nothing that it depends on.
+    fn table(&self, host: &HostKind, demand: &Demand) -> Option<Arc<LazyTable>> {
+        let shape = Shape::of(host)?;
+        let tables = || self.kinds.values().filter_map(|kind| kind.table.as_ref());
+        if let Some(table) = tables().find(|table| table.is_of(&shape, demand)) {
+            return Some(Arc::clone(table));
+        }
+        let mut others: Vec<&Arc<LazyTable>> = tables().collect();
+        others.sort_by_key(|table| Arc::as_ptr(table));
+        others.dedup_by_key(|table| Arc::as_ptr(table));
+        let sets: usize = others.iter().map(|table| table.sets()).sum();
+        (sets + (1 << shape.gpus()) <= MAX_TABLE_SETS)
+            .then(|| Arc::new(LazyTable::new(shape, demand.clone())))
+    }
+
+    /// Takes note of what is expected of requests to come.
+    pub fn expect(&mut self, outlook: Outlook) {
+        let other = outlook.sizes != self.outlook.sizes;
+        self.outlook = Arc::new(outlook);
+        self.prospects = OnceLock::new();
+        if !other {
+            return;
+        }
+        let former = std::mem::take(&mut self.kinds);
+        for kind in former.values() {
+            let kind = Kind {
+                number: kind.number,
+                host: kind.host.clone(),
+                table: self.table(&kind.host, &self.outlook.sizes),
+                outfit: kind.outfit.clone(),
+                parts: Arc::clone(&kind.parts),
+            };
+            self.kinds.insert(kind.number, Arc::new(kind));
+        }
+    }
+
+    /// What is expected of requests, for these hosts.
+    pub(super) fn prospects(&self) -> &Prospects {
+        self.prospects.get_or_init(|| {
+            let mut outfits: BTreeMap<&Outfit, usize> = BTreeMap::new();
+            for (number, count) in &self.counts {
+                *outfits.entry(&self.kinds[number].outfit).or_default() += count;
+            }
+            Arc::new(Prospects::new(&self.outlook, &outfits))
+        })
     }
 
     /// Takes note of what of a host is free; of a host that is not there, none.
@@ -292,25 +406,28 @@ impl Hosts {
         self.take_out(&host);
         self.features.give_back(host.member.features);
         self.blocks.give_back(host.member.block);
-        let left = self.counts.get(&host.kind.number).map_or(0, |count| count - 1);
-        if left == 0 {
-            self.counts.remove(&host.kind.number);
-            self.kinds.remove(&host.kind.host);
-        } else {
-            self.counts.insert(host.kind.number, left);
+        self.prospects = OnceLock::new();
+        let left = self.counts.get(&host.kind).map_or(0, |count| count - 1);
+        if left > 0 {
+            self.counts.insert(host.kind, left);
+            return;
+        }
+        self.counts.remove(&host.kind);
+        if let Some(kind) = self.kinds.remove(&host.kind) {
+            self.numbers.remove(&kind.host);
         }
     }
 
     /// The same hosts, of these names alone.
     #[must_use]
     pub fn only<'a>(&self, nodes: impl IntoIterator<Item = &'a NodeName>) -> Self {
+        // Each is worth what it is among all.
+        self.prospects();
         let mut some = Self {
-            kinds: self.kinds.clone(),
-            reserve: self.reserve,
-            features: self.features.clone(),
-            fabric: Arc::clone(&self.fabric),
-            blocks: self.blocks.clone(),
-            ..Self::default()
+            hosts: OrdMap::new(),
+            counts: OrdMap::new(),
+            groups: OrdMap::new(),
+            ..self.clone()
         };
         for node in nodes {
             if let Some(host) = self.hosts.get(node) {
@@ -331,27 +448,32 @@ impl Hosts {
     }
 
     fn insert(&mut self, node: &NodeName, host: Host) {
-        let group = self.groups.entry(group_of(&host)).or_insert_with(|| Group {
-            kind: Arc::clone(&host.kind),
-            hosts: OrdMap::new(),
-        });
-        let names = group.hosts.entry((host.room.cpus, host.room.memory_bytes));
-        names.or_default().insert(host.member.clone());
+        let room = (host.room.cpus, host.room.memory_bytes);
+        let class = self.kinds[&host.kind].outfit.class(room.0, room.1);
+        let group = self.groups.entry(group_of(&host)).or_default();
+        let members = group.entry(class).or_default().entry(room);
+        members.or_default().insert(host.member.clone());
         self.hosts.insert(node.clone(), host);
     }
 
     fn take_out(&mut self, host: &Host) {
         let (key, room) = (group_of(host), (host.room.cpus, host.room.memory_bytes));
+        let class = self.kinds[&host.kind].outfit.class(room.0, room.1);
         let Some(group) = self.groups.get_mut(&key) else {
             return;
         };
-        if let Some(members) = group.hosts.get_mut(&room) {
-            members.remove(&host.member);
-            if members.is_empty() {
-                group.hosts.remove(&room);
+        if let Some(rooms) = group.get_mut(&class) {
+            if let Some(members) = rooms.get_mut(&room) {
+                members.remove(&host.member);
+                if members.is_empty() {
+                    rooms.remove(&room);
+                }
+            }
+            if rooms.is_empty() {
+                group.remove(&class);
             }
         }
-        if group.hosts.is_empty() {
+        if group.is_empty() {
             self.groups.remove(&key);
         }
     }
@@ -363,29 +485,30 @@ impl Hosts {
         filter: Option<&Rc<Filter<'a>>>,
     ) -> impl Iterator<Item = SameGpus<'a>> + use<'a> {
         let mut all: Vec<SameGpus<'a>> = Vec::new();
-        for ((_, available, gpus, parts), group) in &self.groups {
+        for ((number, available, gpus, parts), group) in &self.groups {
             if !available && assume != Assume::Whole {
                 continue;
             }
-            let host = &group.kind.host;
+            let kind: &Kind = &self.kinds[number];
+            let host = &kind.host;
             match (assume, all.last_mut()) {
                 // Groups of a kind follow each other.
-                (Assume::Emptied | Assume::Whole, Some(last)) if last.kind.number == group.kind.number => {
-                    last.hosts.push(&group.hosts);
+                (Assume::Emptied | Assume::Whole, Some(last)) if last.kind.number == *number => {
+                    last.hosts.push(group);
                 }
                 (Assume::Emptied | Assume::Whole, _) => all.push(SameGpus {
-                    kind: &group.kind,
+                    kind,
                     gpus: host.placeable,
-                    parts: &group.kind.parts,
-                    hosts: vec![&group.hosts],
+                    parts: &kind.parts,
+                    hosts: vec![group],
                     filter: filter.cloned(),
                     whole: Some((host.cpus, host.memory_bytes)),
                 }),
                 (Assume::Now, _) => all.push(SameGpus {
-                    kind: &group.kind,
+                    kind,
                     gpus: gpus & host.placeable,
                     parts,
-                    hosts: vec![&group.hosts],
+                    hosts: vec![group],
                     filter: filter.cloned(),
                     whole: None,
                 }),
@@ -396,11 +519,7 @@ impl Hosts {
 
     /// A kind of host there is.
     pub(super) fn kind(&self, number: u32) -> Option<&HostKind> {
-        let kinds = self.kinds.values();
-        kinds
-            .map(|kind| &**kind)
-            .find(|kind| kind.number == number)
-            .map(|kind| &kind.host)
+        self.kinds.get(&number).map(|kind| &kind.host)
     }
 
     /// Sets of features, with their numbers.
@@ -413,7 +532,8 @@ impl Hosts {
     pub(super) fn unavailable(&self, filter: Option<&Filter<'_>>) -> BTreeMap<Result<&str, Lack>, u32> {
         let mut reasons = BTreeMap::new();
         let out_of_service = self.groups.iter().filter(|((_, available, ..), _)| !available);
-        let members = out_of_service.flat_map(|(_, group)| group.hosts.values().flatten());
+        let rooms = out_of_service.flat_map(|(_, group)| group.values());
+        let members = rooms.flat_map(|rooms| rooms.values().flatten());
         for member in members {
             let host = self.hosts.get(&member.node);
             let reason = match filter.and_then(|filter| filter.lack(member)) {
@@ -431,7 +551,7 @@ impl Hosts {
 fn group_of(host: &Host) -> GroupKey {
     let Room { gpus, parts, .. } = &host.room;
     (
-        host.kind.number,
+        host.kind,
         host.room.unavailable.is_none(),
         *gpus,
         Arc::clone(parts),

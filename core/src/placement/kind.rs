@@ -2,10 +2,12 @@
 
 use std::ops::RangeBounds;
 
+use super::gpu_set::positions;
 use super::slices::{MigLayout, MigRoom};
 use super::units::PartRoom;
 use crate::model::gpu::Inventory;
-use crate::model::gpu_unit::Sharing;
+use crate::model::gpu_unit::{Sharing, WHOLE_MILLI};
+use crate::model::resources::model_matches;
 use crate::model::topology::{Link, LinkMatrix};
 
 /// Most GPUs of a host that are looked at: bits of a mask.
@@ -39,6 +41,71 @@ pub struct HostKind {
     pub mig: Vec<Option<MigLayout>>,
     /// How jobs may share each of the placeable GPUs.
     pub sharing: Vec<Option<Sharing>>,
+}
+
+/// What requests to come see of a host: which of its GPUs they are is the same to them.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Outfit {
+    /// Hardware threads.
+    pub cpus: u32,
+    /// Memory, bytes, a little less than it is: hosts that are otherwise alike differ in it by a page or two.
+    pub memory_bytes: u64,
+    /// GPUs that are placed as whole ones or as shares, in order.
+    pub gpus: Vec<OutfitGpu>,
+}
+
+/// One of them.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct OutfitGpu {
+    pub model: String,
+    /// Memory, bytes.
+    pub memory_bytes: u64,
+    /// How jobs may share it.
+    pub sharing: Option<Sharing>,
+}
+
+/// How much of a host's CPUs and of its memory is free, in steps of [`CPU_STEPS`] and of [`MEMORY_STEPS`] of all.
+pub(super) type Class = (u16, u16);
+/// On hosts with as many CPUs, or with fewer, each counts.
+const CPU_STEPS: u64 = 128;
+/// Memory is seldom what is short.
+const MEMORY_STEPS: u64 = 16;
+
+impl Outfit {
+    /// Thousandths of its GPUs.
+    pub fn milli(&self) -> u64 {
+        self.gpus.len() as u64 * u64::from(WHOLE_MILLI)
+    }
+
+    /// The class of a host with so much free.
+    pub fn class(&self, cpus: u32, memory_bytes: u64) -> Class {
+        let step = |free: u64, all: u64, steps: u64| {
+            let step = u128::from(free.min(all)) * u128::from(steps) / u128::from(all.max(1));
+            step as u16
+        };
+        (
+            step(cpus.into(), self.cpus.into(), CPU_STEPS),
+            step(memory_bytes, self.memory_bytes, MEMORY_STEPS),
+        )
+    }
+
+    /// CPUs and memory that every host of a class has free.
+    pub fn least(&self, (cpus, memory): Class) -> (u32, u64) {
+        let least = |step: u16, all: u64, steps: u64| {
+            (u128::from(step) * u128::from(all)).div_ceil(u128::from(steps)) as u64
+        };
+        let cpus = least(cpus, self.cpus.into(), CPU_STEPS) as u32;
+        (cpus, least(memory, self.memory_bytes, MEMORY_STEPS))
+    }
+
+    /// The class of what is left of a class after so much was taken.
+    pub fn left(&self, class: Class, cpus: u32, memory_bytes: u64) -> Class {
+        let (free_cpus, free_memory) = self.least(class);
+        self.class(
+            free_cpus.saturating_sub(cpus),
+            free_memory.saturating_sub(memory_bytes),
+        )
+    }
 }
 
 impl HostKind {
@@ -85,6 +152,23 @@ impl HostKind {
         }
     }
 
+    pub(super) fn outfit(&self) -> Outfit {
+        let gpus = positions(self.placeable).map(|gpu| OutfitGpu {
+            model: self.models[gpu].clone(),
+            memory_bytes: self.gpu_memory[gpu],
+            sharing: self.sharing[gpu],
+        });
+        let mut gpus: Vec<OutfitGpu> = gpus.collect();
+        gpus.sort_unstable();
+        // The five highest bits: within 6 %.
+        let lower = 64_u32.saturating_sub(self.memory_bytes.leading_zeros() + 5);
+        Outfit {
+            cpus: self.cpus,
+            memory_bytes: self.memory_bytes >> lower << lower,
+            gpus,
+        }
+    }
+
     /// Number of GPUs.
     pub fn gpus(&self) -> usize {
         self.models.len()
@@ -95,12 +179,20 @@ impl HostKind {
         self.gpus_where(|_| true)
     }
 
-    /// GPUs of a model, as requests name it; of any when that is empty.
+    /// GPUs of the models that a request names; of any when it names none.
     pub(super) fn of_model(&self, pattern: &str) -> u64 {
         if pattern.is_empty() {
             return self.all();
         }
-        self.gpus_where(|gpu| crate::model::resources::model_matches(pattern, &self.models[gpu]))
+        // Mostly they are of one model.
+        let mut last: Option<(&str, bool)> = None;
+        let mut mask = 0;
+        for (position, model) in self.models.iter().enumerate() {
+            let known = last.filter(|(known, _)| known == model);
+            let (_, right) = *last.insert(known.unwrap_or_else(|| (model, model_matches(pattern, model))));
+            mask |= u64::from(right) << position;
+        }
+        mask
     }
 
     /// GPUs with so much memory, bytes.

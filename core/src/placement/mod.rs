@@ -3,8 +3,9 @@
 //! On one host the best set of its free GPUs is chosen exactly: the worst link
 //! of the set first, then the sum of its links, then the fewest NUMA nodes and
 //! NICs, then the worth of what remains to requests to come ([`Table::best`]). Of
-//! several hosts the one with the best links wins, then the one where the least
-//! worth is lost. Hosts that are alike are looked at once ([`Hosts`]).
+//! several hosts the one with the best links wins, then the one that is worth the
+//! most afterwards to requests like the last ones ([`Recent`]). Hosts that are
+//! alike are looked at once ([`Hosts`]).
 //!
 //! A gang gets hosts that are alike inside, and close to each other in the fabric: the lowest subtree
 //! of switches that holds it, and there the fewest blocks. Which of the two comes first, and what is
@@ -21,6 +22,8 @@ mod hosts;
 mod kind;
 mod numbers;
 mod pack;
+mod prospect;
+mod recent;
 mod reserve;
 mod seat;
 mod slices;
@@ -32,6 +35,7 @@ pub use bandwidth::link_bandwidth;
 pub use components::MAX_COMPONENTS;
 pub use hosts::{Assume, Hosts, Room};
 pub use kind::{HostKind, MAX_GPUS};
+pub use recent::{Outlook, Recent};
 pub use reserve::Reserve;
 pub use seat::{Seat, seat};
 pub use slices::{Cut, MigLayout, MigRoom};

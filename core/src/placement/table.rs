@@ -11,7 +11,6 @@
 //! 3.3 MiB for n = 16.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
 use super::gpu_set::positions;
@@ -142,7 +141,10 @@ impl Quality {
     }
 }
 
-/// How often requests for so many GPUs of a host are expected, one against the other.
+/// Thousandths of GPUs asked for that are experience.
+const ENOUGH: u64 = 256_000;
+
+/// How much requests for so many GPUs of a host are expected to ask for, one size against the other.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Demand([u8; MAX_TABLE_GPUS + 1]);
 
@@ -158,17 +160,16 @@ impl Default for Demand {
 }
 
 impl Demand {
-    /// From numbers of requests by GPUs on a host. Shares are rounded, so that little experience changes little:
-    /// to a sixteenth of all, on top of [`Demand::default`] while there are fewer than `enough`.
-    pub fn from_counts(counts: &BTreeMap<u32, u64>, enough: u64) -> Self {
-        let sized = |size: usize| counts.get(&(size as u32)).copied().unwrap_or(0);
-        let all: u64 = (1..=MAX_TABLE_GPUS).map(sized).sum();
-        if all < enough {
+    /// From how much was asked for by requests of each size, thousandths of GPUs. Shares are rounded, to a sixteenth
+    /// of all, so that little experience changes little; while there was less than [`ENOUGH`], it is without experience.
+    pub fn from_volumes(volumes: &[u64; MAX_TABLE_GPUS + 1]) -> Self {
+        let all: u64 = volumes[1..].iter().sum();
+        if all < ENOUGH {
             return Self::default();
         }
         Self(std::array::from_fn(|size| match size {
             0 => 0,
-            _ => (sized(size) * 64).div_ceil(all).div_ceil(4) as u8,
+            _ => (volumes[size] * 64).div_ceil(all).div_ceil(4) as u8,
         }))
     }
 
@@ -186,6 +187,39 @@ pub struct Best {
     pub quality: Quality,
     /// What the free GPUs lose in worth to requests to come.
     pub cost: u64,
+}
+
+/// A [`Table`] that is made when it is first looked at.
+#[derive(Debug)]
+pub(super) struct LazyTable {
+    shape: Shape,
+    demand: Demand,
+    table: OnceLock<Table>,
+}
+
+impl LazyTable {
+    pub fn new(shape: Shape, demand: Demand) -> Self {
+        Self {
+            shape,
+            demand,
+            table: OnceLock::new(),
+        }
+    }
+
+    pub fn get(&self) -> &Table {
+        self.table
+            .get_or_init(|| Table::new(self.shape.clone(), &self.demand))
+    }
+
+    /// Made for such hosts, with such requests expected.
+    pub fn is_of(&self, shape: &Shape, demand: &Demand) -> bool {
+        self.shape == *shape && self.demand == *demand
+    }
+
+    /// Sets of GPUs that it lists.
+    pub fn sets(&self) -> usize {
+        1 << self.shape.gpus()
+    }
 }
 
 /// The best sets of all hosts of one shape.
@@ -333,6 +367,8 @@ fn worths(gpus: usize, ranks: &[u32], qualities: &[Quality], demand: &Demand) ->
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+
+    use std::collections::BTreeMap;
 
     use super::*;
     use crate::model::gpu::{GpuInfo, Inventory, NicInfo};
@@ -605,9 +641,15 @@ mod tests {
 
     #[test]
     fn experience_counts_once_there_is_enough_of_it() {
-        let counts = BTreeMap::from([(3, 90), (1, 10)]);
-        assert_eq!(Demand::from_counts(&counts, 1000), Demand::default());
-        let learned = Demand::from_counts(&counts, 50);
+        let volumes = |scale: u64| {
+            std::array::from_fn(|size| match size {
+                3 => 90 * scale,
+                1 => 10 * scale,
+                _ => 0,
+            })
+        };
+        assert_eq!(Demand::from_volumes(&volumes(1000)), Demand::default());
+        let learned = Demand::from_volumes(&volumes(5000));
         assert!(learned.weight(3) > learned.weight(1) && learned.weight(1) > learned.weight(2));
         assert_eq!(learned.weight(2), 0);
     }

@@ -5,9 +5,9 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::model::gpu::GpuInfo;
-use crate::model::gpu_unit::GpuUnit;
+use crate::model::gpu_unit::{GpuUnit, Sharing, WHOLE_MILLI};
 use crate::model::ids::GpuUuid;
-use crate::model::resources::Allocation;
+use crate::model::resources::{Allocation, UnitRequest};
 use crate::model::topology::{Link, LinkMatrix, Topology};
 
 fn uuid(gpu: usize) -> GpuUuid {
@@ -549,34 +549,72 @@ fn sixteen_gpus_with_irregular_links_are_searched_whole() {
 
 /// A cluster of two kinds of hosts of one model, some of them partly used, some out of service.
 fn rooms() -> impl Strategy<Value = Vec<(bool, Room)>> {
-    let room = (any::<u8>(), 0..5_u32, 0..3_u64, 0..6_u32).prop_map(|(gpus, cpus, memory, out)| Room {
-        gpus: gpus.into(),
-        parts: Parts::default(),
-        cpus: cpus * 8,
-        memory_bytes: memory << 30,
-        unavailable: (out == 0).then(|| "node is down".into()),
-    });
+    let shared = (any::<u8>(), 1..WHOLE_MILLI);
+    let room = (any::<u8>(), shared, 0..65_u32, 0..3_u64, 0..6_u32).prop_map(
+        |(gpus, (begun, milli), cpus, memory, out)| Room {
+            gpus: (gpus & !begun).into(),
+            parts: gpu_set::positions((gpus & begun).into())
+                .map(|gpu| (gpu as u8, PartRoom::Shared(milli)))
+                .collect(),
+            cpus,
+            memory_bytes: memory << 30,
+            unavailable: (out == 0).then(|| "node is down".into()),
+        },
+    );
     proptest::collection::vec((any::<bool>(), room), 0..12)
 }
 
+/// Requests that came before: GPUs, thousandths, CPUs.
+fn before() -> impl Strategy<Value = Vec<(u32, u16, u32)>> {
+    proptest::collection::vec((1..9_u32, 1..=WHOLE_MILLI, 1..33_u32), 0..20)
+}
+
+fn unit(milli: u16) -> UnitRequest {
+    match milli {
+        WHOLE_MILLI.. => UnitRequest::Whole,
+        milli => UnitRequest::Share { milli, sharing: None },
+    }
+}
+
 proptest! {
-    /// Looking at hosts that are alike as one gives what looking at each gives.
+    /// Looking at hosts that are alike as one gives what looking at each gives, in whatever order they came.
     #[test]
     fn many_hosts_are_placed_on_as_each_of_them(
-        rooms in rooms(), nodes in 1..4_u32, gpus in 0..5_u32, cpus in 1..20_u32, nvlink: bool,
+        rooms in rooms(), before in before(), nodes in 1..4_u32, gpus in 0..5_u32, milli in 500..1500_u16,
+        cpus in 1..20_u32, nvlink: bool,
     ) {
-        let (straight, ring) = (h100(), {
+        let mut straight = h100();
+        straight.gpus.iter_mut().for_each(|gpu| gpu.sharing = Some(Sharing::TimeSlice));
+        let ring = {
             let mut host = dgx1();
-            host.gpus.iter_mut().for_each(|gpu| gpu.model = h100().gpus[0].model.clone());
+            host.gpus.iter_mut().for_each(|gpu| {
+                gpu.model = straight.gpus[0].model.clone();
+                gpu.sharing = Some(Sharing::TimeSlice);
+            });
             host
-        });
-        let names = names(rooms.len());
-        let mut all = Hosts::default();
-        for (name, (kind, room)) in names.iter().zip(&rooms) {
-            all.set_inventory(name, if *kind { &straight } else { &ring });
-            all.set_room(name, room.clone());
+        };
+        let mut recent = Recent::default();
+        for (gpus, milli, cpus) in before.iter().cycle().take(if before.is_empty() { 0 } else { 300 }) {
+            let unit = unit(if *gpus > 1 { WHOLE_MILLI } else { *milli });
+            recent.note(&ResourceRequest { unit, cpus_per_node: *cpus, ..request(*gpus) });
         }
-        let request = ResourceRequest { nodes, cpus_per_node: cpus, nvlink, ..request(gpus) };
+        let names = names(rooms.len());
+        let hosts = |backwards: bool| {
+            let mut all = Hosts::default();
+            let mut order: Vec<_> = names.iter().zip(&rooms).collect();
+            if backwards {
+                order.reverse();
+                all.expect(recent.outlook());
+            }
+            for (name, (kind, room)) in order {
+                all.set_inventory(name, if *kind { &straight } else { &ring });
+                all.set_room(name, room.clone());
+            }
+            all.expect(recent.outlook());
+            all
+        };
+        let mut all = hosts(false);
+        let request = ResourceRequest { nodes, cpus_per_node: cpus, nvlink, unit: unit(milli), ..request(gpus) };
         let one = ResourceRequest { nodes: 1, ..request.clone() };
         let mut each: Vec<_> = names
             .iter()
@@ -594,6 +632,7 @@ proptest! {
         let found = super::place(&all, &request, Assume::Now);
         prop_assert_eq!(found.is_ok(), enough);
         prop_assert_eq!(fits(&all, &request, Assume::Now), enough);
+        prop_assert_eq!(&found, &super::place(&hosts(true), &request, Assume::Now));
         match found {
             Ok(parts) => prop_assert_eq!(parts, expected),
             // Every host is spoken of once.

@@ -111,7 +111,7 @@ impl Free<'_> {
     }
 
     fn whole(&self, right: u64, request: &ResourceRequest) -> Option<Chosen> {
-        let (host, table) = (&self.kind.host, self.kind.table.as_deref());
+        let (host, table) = (&self.kind.host, self.kind.table());
         let (count, nvlink) = (request.gpus_per_node as usize, request.nvlink);
         let set = best_set(host, table, self.gpus, self.gpus & right, count, nvlink)?;
         Some(Chosen {
@@ -153,7 +153,7 @@ impl Free<'_> {
         begun.sort_unstable();
         let mut mask: u64 = begun.iter().take(count).fold(0, |mask, (_, gpu)| mask | 1 << gpu);
         let missing = count - u64::count_ones(mask) as usize;
-        let table = self.kind.table.as_deref();
+        let table = self.kind.table();
         let new = best_set(host, table, self.gpus, self.gpus & right, missing, false)?;
         mask |= new.mask;
         Some(Chosen {

@@ -8,7 +8,7 @@ use carrel_core::model::gpu_unit::Sharing;
 use carrel_core::model::ids::NodeName;
 use carrel_core::model::resources::{ResourceRequest, UnitRequest};
 use carrel_core::model::topology::{Link, LinkMatrix};
-use carrel_core::placement::{Assume, Hosts, PartRoom, Room, place};
+use carrel_core::placement::{Assume, Hosts, PartRoom, Recent, Room, place};
 
 use super::cluster::{Cluster, Place, Policy, WHOLE};
 use super::trace::{Node, Pod, Trace};
@@ -18,6 +18,8 @@ pub struct Carrel {
     /// In the order of the list, and so are their names.
     names: Vec<NodeName>,
     hosts: Hosts,
+    /// Requests so far: no more is known of those to come.
+    recent: Recent,
     /// What each kind of pod asks for.
     requests: Vec<ResourceRequest>,
 }
@@ -37,6 +39,7 @@ impl Carrel {
         let requests = trace.classes.iter().map(|pod| request(trace, pod));
         Ok(Self {
             hosts,
+            recent: Recent::default(),
             requests: requests.collect::<anyhow::Result<_>>()?,
             names,
         })
@@ -45,7 +48,11 @@ impl Carrel {
 
 impl Policy for Carrel {
     fn choose(&mut self, _cluster: &Cluster, class: usize, _pod: &Pod) -> anyhow::Result<Option<Place>> {
-        let Ok(parts) = place(&self.hosts, &self.requests[class], Assume::Now) else {
+        let request = &self.requests[class];
+        if let Some(outlook) = self.recent.note(request) {
+            self.hosts.expect(outlook);
+        }
+        let Ok(parts) = place(&self.hosts, request, Assume::Now) else {
             return Ok(None);
         };
         let node = self.names.binary_search(&parts[0].node);

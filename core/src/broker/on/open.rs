@@ -205,6 +205,7 @@ impl Broker {
         };
         session.job = Some(id);
         self.put_session(session);
+        self.state.note_request(&job.request);
         self.put_job(job);
         self.schedule_new(now, id);
         Ok(())

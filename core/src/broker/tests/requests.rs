@@ -1,6 +1,7 @@
 //! What users may ask, and what they are told.
 
 use super::*;
+use crate::placement::Outlook;
 
 fn kind(result: Result<Output, Reject>) -> RejectKind {
     result.expect_err("refused").kind
@@ -253,4 +254,19 @@ fn slices_that_no_node_can_have_are_refused_at_once() {
     spec.request.gpu_memory_bytes = 80_000_000_000;
     let session = world.open("alice", open("dev", spec)).0;
     assert_eq!(held(&world, session), ["GPU-n1-0"]);
+}
+
+/// What hosts are worth follows from what was asked for: a start finds it again, and a refusal asks for nothing.
+#[test]
+fn what_was_asked_for_lately_outlives_a_restart() {
+    let mut world = World::new(&["n1"]);
+    for n in 0..100 {
+        world.open("alice", open(&format!("s{n}"), gpus(1 + n % 2)));
+    }
+    let before = world.broker.state().recent.outlook();
+    assert_ne!(before, Outlook::default());
+    kind(world.handle(Input::OpenSession(caller("alice"), open("large", gpus(9)))));
+    assert_eq!(world.broker.state().recent.outlook(), before);
+    world.restart(8);
+    assert_eq!(world.broker.state().recent.outlook(), before);
 }
