@@ -109,9 +109,15 @@ fn profiles_and_instances_are_the_drivers() {
         .filter_map(|instance| instance["uuid"].as_str())
         .collect();
     assert!(uuids.len() == 3 && uuids.iter().all(|uuid| uuid.starts_with("MIG-")));
-    // A GPU in MIG mode has no peers; the others keep theirs.
-    assert_ne!(found["links"][0][3], "NV18");
-    assert_eq!(found["links"][2][3], "NV18");
+    // A GPU in MIG mode has no peers; the others keep theirs. Over switches, and from GPU to GPU.
+    let direct = format!(
+        "nvswitch = false\n{}",
+        described("NVIDIA H100 80GB HBM3", 81_559, CUT)
+    );
+    for found in [&found, &probe(&direct, "")] {
+        assert_ne!(found["links"][0][3], "NV18");
+        assert_eq!(found["links"][2][3], "NV18");
+    }
     assert_eq!(found["gpus"][3]["mig"], Value::Null);
 }
 

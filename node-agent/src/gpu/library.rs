@@ -17,7 +17,7 @@ use nvml_wrapper_sys::bindings as sys;
 use thiserror::Error;
 
 use super::fabric;
-use super::links::{self, FarEnd, Pairs, Port, Ports};
+use super::links::{self, FarEnd, Pairs, PciAddress, Port, Ports};
 use super::mig::{self, MigState};
 use super::policy::GpuPolicy;
 use super::sysfs::{Sysfs, numa_link};
@@ -197,15 +197,19 @@ impl Library {
             }
         }
         notes.extend(policy.notes(&inventory.gpus));
-        let ports = devices.iter().zip(&inventory.gpus).map(|(device, gpu)| {
-            let mut ports = active_ports(device);
-            if gpu.mig.is_some() {
-                // Slices have no peers: MIG User Guide, "Application Considerations".
-                ports.active.clear();
-            }
+        let mut ports: Vec<Ports> = devices.iter().map(active_ports).collect();
+        // Slices have no peers: MIG User Guide, "Application Considerations".
+        let in_mig_mode = ports
+            .iter()
+            .zip(&inventory.gpus)
+            .filter(|(_, gpu)| gpu.mig.is_some());
+        let without: BTreeSet<PciAddress> = in_mig_mode.map(|(ports, _)| ports.address).collect();
+        for ports in &mut ports {
+            let own = without.contains(&ports.address);
             ports
-        });
-        let ports: Vec<Ports> = ports.collect();
+                .active
+                .retain(|port| !own && port.remote.is_none_or(|remote| !without.contains(&remote)));
+        }
         for ((gpu, device), ports) in inventory.gpus.iter_mut().zip(&devices).zip(&ports) {
             gpu.nvlink_version = if ports.active.is_empty() {
                 0

@@ -285,7 +285,7 @@ impl Smi<'_> {
                         .by_id(instance.profile)
                         .map_or(0, |profile| profile.width);
                     text += &format!(
-                        "|{index:4}  MIG {:14}{:3}{:9}{:11}:{width}     |\n{line}",
+                        "|{index:4}  MIG {:12}{:3}{:9}{:11}:{width}     |\n{line}",
                         self.name(instance.profile),
                         instance.profile,
                         instance.id(geometry),
