@@ -170,6 +170,9 @@ pub fn parse_gpus(text: &str) -> Result<GpuCount, String> {
         format!("GPUs are a number (4), a model and a number (h100:4), MIG slices (1g.10gb:2) or a share (0.5): {why}")
     })?;
     let (model, profile) = split(&before);
+    if parse_share(&profile).is_ok() {
+        return Err(format!("a share is of one GPU: {profile}"));
+    }
     let (model, unit) = if is_profile(&profile) {
         (model, GpuUnit::Mig(profile))
     } else {
