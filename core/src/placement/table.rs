@@ -160,8 +160,8 @@ impl Default for Demand {
 }
 
 impl Demand {
-    /// From how much was asked for by requests of each size, thousandths of GPUs. Shares are rounded, to a sixteenth
-    /// of all, so that little experience changes little; while there was less than [`ENOUGH`], it is without experience.
+    /// From how much was asked for by requests of each size, thousandths of GPUs. Shares are rounded, to a sixteenth of
+    /// all, so that little experience changes little; with too little of it, as without.
     pub fn from_volumes(volumes: &[u64; MAX_TABLE_GPUS + 1]) -> Self {
         let all: u64 = volumes[1..].iter().sum();
         if all < ENOUGH {
