@@ -420,12 +420,21 @@ impl Runtime {
     async fn create_task(&self, spec: &ContainerSpec, mounts: Vec<Mount>) -> Result<u32> {
         let key = spec.record.key;
         let containerd = &self.inner.containerd;
-        let log = format!("file://{}", self.job_dir(key).join("init.log").display());
+        // By two names: of one that is named twice (`file://` names both), containerd 1.6's shim closes the only
+        // descriptor at the end of the first of the two streams, and the last words in the other are lost.
+        let dir = self.job_dir(key);
+        let (log, same) = (dir.join("init.log"), format!("{}/./init.log", dir.display()));
+        OpenOptions::new()
+            .create(true)
+            .append(true)
+            .mode(0o600)
+            .open(&log)
+            .context("making the log of process 1")?;
         let create = CreateTaskRequest {
             container_id: container_id(key),
             rootfs: mounts,
-            stdout: log.clone(),
-            stderr: log,
+            stdout: log.display().to_string(),
+            stderr: same,
             options: self.runc_options(),
             ..CreateTaskRequest::default()
         };
