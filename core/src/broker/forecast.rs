@@ -7,7 +7,7 @@ use super::input::Caller;
 use super::reject::Reject;
 use super::state::State;
 use crate::model::ids::{JobId, SessionId, UserName};
-use crate::model::job::{Ending, Job, JobKind, JobState, Phase};
+use crate::model::job::{Ending, Job, JobKind, JobState, Phase, Placed};
 use crate::model::node::Observed;
 use crate::model::resources::{Allocation, ResourceRequest, UnitRequest};
 use crate::model::session::{Session, SessionSpec};
@@ -77,11 +77,16 @@ pub fn plan(state: &State, caller: &Caller, spec: SessionSpec, now: Timestamp) -
     let why_not = (!asked.is_now(now)).then(|| why_not(state, &spec)).flatten();
     let mut choices = vec![asked];
     for request in variants(&spec.request) {
+        if !choices[0].leaves_to_wish(state, &request, now) {
+            continue;
+        }
         let choice = Choice {
             start: start(&request),
             request,
         };
-        if choice.is_worth_telling(state, &choices[0], now) {
+        // What is only less is worth it at once.
+        let better = choice.request.nvlink && !spec.request.nvlink;
+        if choice.start.is_some() && choice.is_now(now) != better {
             choices.push(choice);
         }
     }
@@ -130,16 +135,13 @@ impl Choice {
         self.start.as_ref().is_some_and(|start| start.at <= now)
     }
 
-    /// Besides what was asked for: sooner than that, or, with NVLink, better.
-    fn is_worth_telling(&self, state: &State, asked: &Self, now: Timestamp) -> bool {
-        let Some(start) = &self.start else { return false };
-        if !self.is_now(now) {
-            // Later is worth it only for the links.
-            let better = self.request.nvlink && !asked.request.nvlink;
-            return better && asked.start.as_ref().is_some_and(|asked| !joined(state, asked));
+    /// This one, which was asked for, may be less than another: it has to wait, or its GPUs are not joined by NVLink.
+    fn leaves_to_wish(&self, state: &State, other: &ResourceRequest, now: Timestamp) -> bool {
+        if other.nvlink && !self.request.nvlink {
+            self.start.as_ref().is_some_and(|start| !joined(state, start))
+        } else {
+            !self.is_now(now)
         }
-        let more = self.request.nvlink && !asked.request.nvlink;
-        !asked.is_now(now) && !more && start.allocation != Allocation::default()
     }
 }
 
@@ -160,10 +162,27 @@ struct Copy {
 
 impl Copy {
     fn of(state: &State, now: Timestamp) -> Self {
-        Self {
-            broker: Broker::of(state.clone()),
-            now,
+        let mut broker = Broker::of(state.clone());
+        // What is being ended does not wait for its deadline.
+        let over = now.after(state.settings.grace);
+        let held = state.deadlines.iter();
+        let held = held.filter_map(|(deadline, id)| state.jobs.get(id).filter(|_| *deadline > over));
+        for job in held {
+            if let Phase::Placed(placed) = &job.phase
+                && placed.ending.is_some()
+            {
+                let phase = Phase::Placed(Placed {
+                    deadline: over,
+                    ..placed.clone()
+                });
+                let job = Job {
+                    phase,
+                    ..(**job).clone()
+                };
+                broker.state.insert_job(Arc::new(job));
+            }
         }
+        Self { broker, now }
     }
 
     /// Queues a job behind all others.

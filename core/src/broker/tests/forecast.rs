@@ -139,3 +139,18 @@ fn of_what_waits_for_a_node_no_time_is_said() {
     assert_eq!(choices(&world, &plan), [(None, true, 1)]);
     assert!(plan.why_not.is_some_and(|why| why.ever));
 }
+
+#[test]
+fn what_is_being_ended_is_not_waited_for_until_its_deadline() {
+    let mut world = World::new(&["n1"]);
+    let (session, id) = world.open("bob", open("a", gpus(8)));
+    world.must(Input::StopSession(
+        caller("bob"),
+        SessionRef::Id(session),
+        Some(id),
+    ));
+    assert_eq!(world.state(id), JobState::Completing);
+    let plan = planned(&world, gpus(8));
+    let start = plan.choices[0].start.as_ref().expect("a start");
+    assert_eq!(start.at, world.now.after(world.broker.state().settings.grace));
+}
