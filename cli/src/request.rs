@@ -1,6 +1,7 @@
 //! What a session is to be: the flags that `alloc` and `open` share.
 
 mod tasks;
+mod terms;
 
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use crate::error::{CliError, Result};
 use crate::units::{self, GpuCount, GpuUnit};
 
 pub use tasks::TaskArgs;
+pub use terms::TermsArgs;
 
 /// Resources and image, in Slurm's spelling.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -70,6 +72,9 @@ pub struct RequestArgs {
     /// Which nodes.
     #[command(flatten)]
     pub constraints: ConstraintArgs,
+    /// On what terms.
+    #[command(flatten)]
+    pub terms: TermsArgs,
     /// The components after the first.
     #[arg(skip)]
     pub more: Vec<RequestArgs>,
@@ -130,6 +135,10 @@ impl RequestArgs {
             ("--mount", !self.mount.is_empty()),
             ("--root", self.root),
             ("--no-root", self.no_root),
+            ("--account", self.terms.account.is_some()),
+            ("--qos", self.terms.qos.is_some()),
+            ("--partition", self.terms.partition.is_some()),
+            ("--nice", self.terms.nice.is_some()),
         ];
         given.into_iter().find(|(_, given)| *given).map(|(flag, _)| flag)
     }
@@ -155,8 +164,12 @@ impl RequestArgs {
             root,
             no_root,
             constraints,
+            terms,
             more,
         } = self;
+        if *terms != TermsArgs::default() {
+            return false;
+        }
         if *constraints != ConstraintArgs::default() || !more.is_empty() {
             return false;
         }
@@ -209,6 +222,7 @@ impl RequestArgs {
         resources.nvlink |= self.nvlink;
         self.set_unit(&mut resources)?;
         self.constraints.over(&mut resources, self.nvlink);
+        self.terms.over(&mut base.terms);
         let wants_nvlink = self.nvlink || self.constraints.prefer.is_some();
         if resources.gpus_per_node == 0 && (wants_nvlink || self.gpu_model.is_some()) {
             let flag = match (self.nvlink, wants_nvlink) {

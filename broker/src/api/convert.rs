@@ -71,7 +71,7 @@ pub fn job(state: &State, job: &Job, position: Option<usize>) -> v1::Job {
         Phase::Placed(Placed {
             ending: Some(ending), ..
         }) => (None, ending.exit_code),
-        Phase::Placed(_) | Phase::Pending { .. } => (None, None),
+        Phase::Placed(_) | Phase::Pending => (None, None),
     };
     let session = job.session.and_then(|id| state.sessions.get(&id));
     v1::Job {
@@ -101,6 +101,7 @@ pub fn job(state: &State, job: &Job, position: Option<usize>) -> v1::Job {
         isolation: isolation(job)
             .map(|class| class.name().to_owned())
             .unwrap_or_default(),
+        terms: Some((&job.terms).into()),
     }
 }
 

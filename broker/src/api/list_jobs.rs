@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use carrel_core::broker::State;
 use carrel_core::model::ids::JobId;
-use carrel_core::queue;
 use carrel_proto::v1::{ListJobsRequest, ListJobsResponse};
 use tonic::Status;
 
@@ -31,8 +30,6 @@ pub(super) async fn list_jobs(call: Call, request: ListJobsRequest) -> Result<Li
 
 /// Every pending job's place in the queue, from 1.
 pub(super) fn positions(state: &State) -> BTreeMap<JobId, usize> {
-    queue::order(state)
-        .enumerate()
-        .map(|(index, id)| (id, index + 1))
-        .collect()
+    let order = state.in_order().into_iter().enumerate();
+    order.map(|(index, id)| (id, index + 1)).collect()
 }

@@ -79,5 +79,10 @@ pub(super) fn spec(spec: v1::SessionSpec) -> Result<SessionSpec, Status> {
             mounts: spec.mounts.into_iter().map(Into::into).collect(),
             root: spec.root,
         },
+        terms: spec
+            .terms
+            .unwrap_or_default()
+            .try_into()
+            .map_err(|error: carrel_proto::convert::ConvertError| invalid(error.to_string()))?,
     })
 }

@@ -4,7 +4,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use carrel_core::broker::{State, queue_position};
+use carrel_core::broker::{State, queue_position, state_reason};
 use carrel_core::model::ids::{SessionId, UserName};
 use carrel_core::model::job::{Job, Phase};
 use carrel_core::model::node::Observed;
@@ -55,8 +55,8 @@ struct Watch {
     /// What the message sent last was made of.
     seen: Option<Seen>,
     sent: Option<v1::Session>,
-    /// Place in the queue, and when it was counted.
-    counted: Option<(Instant, Option<usize>)>,
+    /// Place in the queue and why it waits, and when that was worked out.
+    counted: Option<(Instant, Queued)>,
     over: bool,
 }
 
@@ -71,13 +71,10 @@ impl Watch {
                 None => self.over = true,
             }
             let recount = self.position(state);
-            let seen = Seen::of(
-                state,
-                &self.record,
-                self.counted.and_then(|(_, position)| position),
-            );
+            let queued = self.counted.as_ref().map(|(_, queued)| queued.clone());
+            let seen = Seen::of(state, &self.record, queued.unwrap_or_default());
             if self.seen.as_ref() != Some(&seen) {
-                let message = convert::session_at(state, &self.record, &self.to, seen.position);
+                let message = convert::session_at(state, &self.record, &self.to, seen.queued.position);
                 self.seen = Some(seen);
                 if self.sent.as_ref() != Some(&message) {
                     self.sent = Some(message.clone());
@@ -105,18 +102,35 @@ impl Watch {
     /// Counts the place in the queue, if it is time to; when it is to be
     /// counted again, should the state have changed by then.
     fn position(&mut self, state: &State) -> Option<Instant> {
-        let job = self.record.job.filter(|id| state.queue.contains(id));
+        let job = self.record.job.filter(|id| state.pending.contains(*id));
         let Some(job) = job else {
             self.counted = None;
             return None;
         };
         let now = Instant::now();
-        if let Some((at, _)) = self.counted.filter(|(at, _)| now < *at + COUNT_EVERY) {
-            return Some(at + COUNT_EVERY);
+        if let Some((at, _)) = self.counted.as_ref().filter(|(at, _)| now < *at + COUNT_EVERY) {
+            return Some(*at + COUNT_EVERY);
         }
-        self.counted = Some((now, queue_position(state, job)));
+        let queued = Queued {
+            position: queue_position(state, job),
+            reason: state
+                .jobs
+                .get(&job)
+                .map(|job| state_reason(state, job))
+                .unwrap_or_default(),
+        };
+        self.counted = Some((now, queued));
         None
     }
+}
+
+/// What passes find of a waiting job.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Queued {
+    /// Place in the queue.
+    position: Option<usize>,
+    /// Why it waits.
+    reason: String,
 }
 
 /// Everything that a session's message is made of, to be compared without making it.
@@ -125,11 +139,11 @@ struct Seen {
     job: Option<Arc<Job>>,
     /// For a job whose containers are being made: contact with its nodes.
     progress: Vec<(bool, Option<Arc<Observed>>)>,
-    position: Option<usize>,
+    queued: Queued,
 }
 
 impl Seen {
-    fn of(state: &State, session: &Arc<Session>, position: Option<usize>) -> Self {
+    fn of(state: &State, session: &Arc<Session>, queued: Queued) -> Self {
         let job = session.job.and_then(|id| state.jobs.get(&id)).cloned();
         let progress = match job.as_deref().map(|job| &job.phase) {
             Some(Phase::Placed(placed)) if placed.ranks.iter().any(|rank| !rank.ready) => {
@@ -142,13 +156,13 @@ impl Seen {
                     .map(|link| (link.connected, link.observed.clone()))
                     .collect()
             }
-            Some(Phase::Placed(_) | Phase::Pending { .. } | Phase::Ended { .. }) | None => Vec::new(),
+            Some(Phase::Placed(_) | Phase::Pending | Phase::Ended { .. }) | None => Vec::new(),
         };
         Self {
             session: Arc::clone(session),
             job,
             progress,
-            position,
+            queued,
         }
     }
 }
@@ -165,7 +179,7 @@ impl PartialEq for Seen {
         let mut progress = self.progress.iter().zip(&other.progress);
         Arc::ptr_eq(&self.session, &other.session)
             && same(self.job.as_ref(), other.job.as_ref())
-            && self.position == other.position
+            && self.queued == other.queued
             && self.progress.len() == other.progress.len()
             && progress.all(|(a, b)| a.0 == b.0 && same(a.1.as_ref(), b.1.as_ref()))
     }

@@ -132,6 +132,7 @@ mod tests {
             time_limit: std::time::Duration::from_secs(1),
             env: std::collections::BTreeMap::new(),
             workdir: String::new(),
+            terms: carrel_core::model::terms::TermsRequest::default(),
             container: ContainerOptions::default(),
         };
         Change::PutSession(Arc::new(Session {

@@ -25,6 +25,16 @@ pub(super) fn load(store: &Store) -> Result<Vec<Change>, StoreError> {
     bodies(store, "nodes", |node| {
         changes.push(Change::PutNode(Arc::new(node)));
     })?;
+    bodies(store, "accounts", |account| {
+        changes.push(Change::PutAccount(Arc::new(account)));
+    })?;
+    bodies(store, "people", |person| {
+        changes.push(Change::PutPerson(Arc::new(person)));
+    })?;
+    bodies(store, "qos", |qos| changes.push(Change::PutQos(Arc::new(qos))))?;
+    bodies(store, "partitions", |partition| {
+        changes.push(Change::PutPartition(Arc::new(partition)));
+    })?;
     bodies(store, "sessions", |session| {
         changes.push(Change::PutSession(Arc::new(session)));
     })?;

@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 
 use carrel_core::broker::Change;
-use carrel_core::model::ids::{JobId, JobKey, NodeName, SessionId, UserName};
+use carrel_core::model::ids::{
+    AccountName, JobId, JobKey, NodeName, PartitionName, QosName, SessionId, UserName,
+};
 
 /// What a change is of.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
@@ -17,6 +19,10 @@ enum Entity<'a> {
     Job(JobId),
     Removal(&'a NodeName, SessionId),
     Tombstone(&'a NodeName, JobKey),
+    Account(&'a AccountName),
+    Person(&'a UserName),
+    Qos(&'a QosName),
+    Partition(&'a PartitionName),
 }
 
 /// None for what is not an entity: every record of a log is written.
@@ -38,6 +44,13 @@ fn entity(change: &Change) -> Option<Entity<'_>> {
             Entity::Removal(node, *session)
         }
         Change::PutTombstone(node, key) | Change::DeleteTombstone(node, key) => Entity::Tombstone(node, *key),
+        Change::PutAccount(account) => Entity::Account(&account.name),
+        Change::DeleteAccount(name) => Entity::Account(name),
+        Change::PutPerson(person) => Entity::Person(&person.user),
+        Change::PutQos(qos) => Entity::Qos(&qos.name),
+        Change::DeleteQos(name) => Entity::Qos(name),
+        Change::PutPartition(partition) => Entity::Partition(&partition.name),
+        Change::DeletePartition(name) => Entity::Partition(name),
         Change::Audit(_) | Change::TrimAudit(..) => return None,
     })
 }

@@ -38,7 +38,7 @@ fn body(record: &impl Serialize) -> Result<String, serde_json::Error> {
 fn ended(job: &Job) -> Option<Timestamp> {
     match &job.phase {
         Phase::Ended { at, .. } => Some(*at),
-        Phase::Pending { .. } | Phase::Placed(_) => None,
+        Phase::Pending | Phase::Placed(_) => None,
     }
 }
 
@@ -122,6 +122,27 @@ pub(super) fn write(transaction: &Transaction<'_>, change: &Change) -> Result<()
             "DELETE FROM tombstones WHERE node = ?1 AND job = ?2 AND generation = ?3",
             params![node.as_str(), integer(key.job.0), integer(key.generation.0)],
         ),
+        Change::PutAccount(account) => run(
+            "INSERT OR REPLACE INTO accounts (name, body) VALUES (?1, ?2)",
+            params![account.name.as_str(), body(account)?],
+        ),
+        Change::DeleteAccount(name) => run("DELETE FROM accounts WHERE name = ?1", params![name.as_str()]),
+        Change::PutPerson(person) => run(
+            "INSERT OR REPLACE INTO people (user, body) VALUES (?1, ?2)",
+            params![person.user.as_str(), body(person)?],
+        ),
+        Change::PutQos(qos) => run(
+            "INSERT OR REPLACE INTO qos (name, body) VALUES (?1, ?2)",
+            params![qos.name.as_str(), body(qos)?],
+        ),
+        Change::DeleteQos(name) => run("DELETE FROM qos WHERE name = ?1", params![name.as_str()]),
+        Change::PutPartition(partition) => run(
+            "INSERT OR REPLACE INTO partitions (name, body) VALUES (?1, ?2)",
+            params![partition.name.as_str(), body(partition)?],
+        ),
+        Change::DeletePartition(name) => {
+            run("DELETE FROM partitions WHERE name = ?1", params![name.as_str()])
+        }
         Change::Audit(record) => run(
             "INSERT INTO audit (at_ms, user, origin, action, subject, outcome, detail)
              VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",

@@ -8,16 +8,20 @@ use carrel_broker::store::{
     AUDIT_PAGE, AuditFilter, AuditLog, SCHEMA_VERSION, STORE_FILE, Store, StoreError,
 };
 use carrel_core::broker::{Change, ClusterRecord};
+use carrel_core::model::account::{Account, Limits, Member, Person};
 use carrel_core::model::audit::{Action, AuditRecord, Origin};
 use carrel_core::model::cpus::Binding;
 use carrel_core::model::gpu::Inventory;
 use carrel_core::model::ids::{ClusterId, Generation, Incarnation, JobId, SessionId};
 use carrel_core::model::job::{
-    Containment, Ending, FenceReport, Job, JobKind, JobState, Phase, Placed, RankStatus,
+    Containment, Ending, FenceReport, Job, JobKind, JobState, PastRun, Phase, Placed, RankStatus,
 };
 use carrel_core::model::node::NodeRecord;
+use carrel_core::model::partition::{NodeSet, Partition};
+use carrel_core::model::qos::{Preemption, Qos};
 use carrel_core::model::resources::{Allocation, NodeAllocation, ResourceRequest};
 use carrel_core::model::session::{ContainerOptions, Session, SessionSpec, Share};
+use carrel_core::model::terms::{Terms, TermsRequest};
 use carrel_core::model::time::Timestamp;
 use carrel_core::model::user::{ApiToken, NodeToken, Role, Scope, User};
 use rusqlite::Connection;
@@ -45,6 +49,14 @@ fn job(id: u64, phase: Phase) -> Change {
         time_limit: Duration::from_mins(1),
         submitted: Timestamp(1_000),
         after: None,
+        terms: Terms::default(),
+        hold: None,
+        begin: None,
+        past_runs: vec![PastRun {
+            started: Timestamp(1_100),
+            ended: Timestamp(1_200),
+            billing_milli: 1_000,
+        }],
         phase,
     }))
 }
@@ -62,6 +74,7 @@ fn entities() -> Vec<Change> {
         allocation: Allocation { nodes: vec![part] },
         started: Timestamp(2_000),
         deadline: Timestamp(62_000),
+        billing_milli: 1_000,
         ranks: vec![RankStatus {
             ready: true,
             released: false,
@@ -135,6 +148,30 @@ fn entities() -> Vec<Change> {
             images: vec!["i".into()],
             found: Some(Timestamp(8)),
         })),
+        Change::PutAccount(Arc::new(Account {
+            parent: Some("dept".parse().expect("a name")),
+            members: [("alice".parse().expect("a name"), Member::default())].into(),
+            ..Account::new("lab".parse().expect("a name"))
+        })),
+        Change::PutPerson(Arc::new(Person {
+            limits: Limits {
+                gpu_milli: Some(4_500),
+                time: Some(Duration::from_hours(3)),
+                ..Limits::default()
+            },
+            ..Person::new("alice".parse().expect("a name"))
+        })),
+        Change::PutQos(Arc::new(Qos {
+            preemptible: Some(Preemption::Requeue),
+            ..Qos::new("spare".parse().expect("a name"))
+        })),
+        Change::PutPartition(Arc::new(Partition {
+            nodes: NodeSet {
+                features: Some("ib&h100".parse().expect("an expression")),
+                ..NodeSet::default()
+            },
+            ..Partition::new("big".parse().expect("a name"))
+        })),
         Change::PutSession(Arc::new(Session {
             id: SessionId(3),
             name: "dev".parse().expect("a name"),
@@ -145,6 +182,7 @@ fn entities() -> Vec<Change> {
                 time_limit: Duration::from_millis(1_500),
                 env: [("A".to_owned(), "1".to_owned())].into(),
                 workdir: String::new(),
+                terms: TermsRequest::default(),
                 container: ContainerOptions::default(),
             },
             created: Timestamp(1),
@@ -183,6 +221,9 @@ fn everything_comes_back_as_it_was_put() {
         Change::DeleteToken("t".into()),
         Change::DeleteNodeToken([0; 32]),
         Change::DeleteNode("n1".parse().expect("a name")),
+        Change::DeleteAccount("lab".parse().expect("a name")),
+        Change::DeleteQos("spare".parse().expect("a name")),
+        Change::DeletePartition("big".parse().expect("a name")),
         Change::DeleteSession(SessionId(3)),
         Change::DeleteRemoval("n1".parse().expect("a name"), SessionId(2)),
         Change::DeleteTombstone("n1".parse().expect("a name"), "9@7.1f".parse().expect("a key")),
@@ -190,8 +231,10 @@ fn everything_comes_back_as_it_was_put() {
     store.commit(&deletions).expect("committed");
     let left = store.load().expect("loaded");
     assert!(
-        left.iter()
-            .all(|change| matches!(change, Change::PutCluster(_) | Change::PutJob(_))),
+        left.iter().all(|change| matches!(
+            change,
+            Change::PutCluster(_) | Change::PutJob(_) | Change::PutPerson(_)
+        )),
         "{left:?}"
     );
 }
@@ -201,13 +244,12 @@ fn everything_comes_back_as_it_was_put() {
 fn the_last_change_of_an_entity_counts() {
     let dir = tempfile::tempdir().expect("a directory");
     let mut store = Store::open(dir.path()).expect("opened");
-    let waiting = |reason: &str| {
-        job(
-            1,
-            Phase::Pending {
-                reason: reason.into(),
-            },
-        )
+    let waiting = |name: &str| match job(1, Phase::Pending) {
+        Change::PutJob(job) => Change::PutJob(Arc::new(Job {
+            name: name.into(),
+            ..(*job).clone()
+        })),
+        other => other,
     };
     let (node, session) = ("n1".parse().expect("a name"), SessionId(1));
     let changes = [

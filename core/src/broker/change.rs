@@ -4,10 +4,15 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::model::account::{Account, Person};
 use crate::model::audit::AuditRecord;
-use crate::model::ids::{ClusterId, Incarnation, JobKey, NodeName, SessionId, UserName};
+use crate::model::ids::{
+    AccountName, ClusterId, Incarnation, JobKey, NodeName, PartitionName, QosName, SessionId, UserName,
+};
 use crate::model::job::Job;
 use crate::model::node::NodeRecord;
+use crate::model::partition::Partition;
+use crate::model::qos::Qos;
 use crate::model::session::Session;
 use crate::model::time::Timestamp;
 use crate::model::user::{ApiToken, NodeToken, User};
@@ -62,6 +67,20 @@ pub enum Change {
     PutTombstone(NodeName, JobKey),
     /// It has.
     DeleteTombstone(NodeName, JobKey),
+    /// By name.
+    PutAccount(Arc<Account>),
+    /// By name.
+    DeleteAccount(AccountName),
+    /// By user.
+    PutPerson(Arc<Person>),
+    /// By name.
+    PutQos(Arc<Qos>),
+    /// By name.
+    DeleteQos(QosName),
+    /// By name.
+    PutPartition(Arc<Partition>),
+    /// By name.
+    DeletePartition(PartitionName),
     /// Added to the audit log, which is not read back at a start.
     Audit(Box<AuditRecord>),
     /// Records of the audit log are dropped: those from before this, and of the rest all but the

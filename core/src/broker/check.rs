@@ -74,7 +74,7 @@ pub fn check(state: &State) -> Vec<Violation> {
     let mut deadlines = BTreeSet::new();
     let mut holding: BTreeMap<SessionId, u32> = BTreeMap::new();
     for job in state.jobs.values() {
-        if matches!(job.phase, Phase::Pending { .. }) {
+        if matches!(job.phase, Phase::Pending) {
             pending.insert(job.id);
         }
         let Some(placed) = job.placed() else { continue };
@@ -153,8 +153,15 @@ pub fn check(state: &State) -> Vec<Violation> {
     if indexed_gpus != gpus.values().map(Vec::len).sum::<usize>() {
         found.push(Violation::Index("held GPUs"));
     }
-    if !state.queue.iter().eq(pending.iter()) {
+    if !state.pending.ids().eq(pending.iter().copied()) {
         found.push(Violation::Index("queue"));
+    }
+    let placed_right = |id: &JobId| {
+        let job = &state.jobs[id];
+        state.pending.class_of(*id).is_some() == state.aside(job).is_none()
+    };
+    if !pending.iter().all(placed_right) {
+        found.push(Violation::Index("who may start"));
     }
     if !state.deadlines.iter().eq(deadlines.iter()) {
         found.push(Violation::Index("deadlines"));

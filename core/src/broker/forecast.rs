@@ -11,11 +11,15 @@ use crate::model::job::{Ending, Job, JobKind, JobState, Phase, Placed};
 use crate::model::node::Observed;
 use crate::model::resources::{Allocation, ResourceRequest, UnitRequest};
 use crate::model::session::{Session, SessionSpec};
+use crate::model::terms::Terms;
 use crate::model::time::Timestamp;
 use crate::placement::{WhyNot, seat};
 
 /// Ends of jobs that a forecast looks ahead to: each is a pass. Of what starts later it is said that it waits.
 const MAX_ENDS: usize = 1_000;
+
+/// Promised starts of each of those passes: each takes as long as many jobs that are only looked at.
+const MAX_PROMISES: u32 = 4;
 
 /// A start that is to be expected.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,6 +52,12 @@ pub struct Plan {
 
 /// When a pending job starts; none: that cannot be said.
 pub fn start_of(state: &State, job: JobId, now: Timestamp) -> Option<Start> {
+    if let Some(promise) = state.promises.get(&job) {
+        return Some(Start {
+            at: promise.start,
+            allocation: promise.allocation.clone(),
+        });
+    }
     let mut copy = Copy::of(state, now);
     copy.run_until(job)
 }
@@ -57,24 +67,25 @@ pub fn start_of(state: &State, job: JobId, now: Timestamp) -> Option<Start> {
 /// # Errors
 /// As when the session were opened.
 pub fn plan(state: &State, caller: &Caller, spec: SessionSpec, now: Timestamp) -> Result<Plan, Reject> {
-    let spec = state.complete(spec)?;
-    state.must_be_allowed(&caller.user, &spec)?;
-    state.must_make_sense(&spec.request)?;
-    state.must_be_possible(&spec)?;
+    let terms = state.terms(&caller.user, caller.role, &spec.terms)?;
+    let spec = state.complete(spec, &terms)?;
+    state.must_be_acceptable(&caller.user, &spec, &terms)?;
     let start = |request: &ResourceRequest| {
         let mut copy = Copy::of(state, now);
         let spec = SessionSpec {
             request: request.clone(),
             ..spec.clone()
         };
-        let job = copy.submit(&caller.user, spec);
+        let job = copy.submit(&caller.user, spec, terms.clone());
         copy.run_until(job)
     };
     let asked = Choice {
         start: start(&spec.request),
         request: spec.request.clone(),
     };
-    let why_not = (!asked.is_now(now)).then(|| why_not(state, &spec)).flatten();
+    let why_not = (!asked.is_now(now))
+        .then(|| why_not(state, &spec, &terms))
+        .flatten();
     let mut choices = vec![asked];
     for request in variants(&spec.request) {
         if !choices[0].leaves_to_wish(state, &request, now) {
@@ -97,10 +108,11 @@ pub fn plan(state: &State, caller: &Caller, spec: SessionSpec, now: Timestamp) -
     })
 }
 
-fn why_not(state: &State, spec: &SessionSpec) -> Option<WhyNot> {
+fn why_not(state: &State, spec: &SessionSpec, terms: &Terms) -> Option<WhyNot> {
     let needs = crate::placement::Needs {
         request: &spec.request,
         root: spec.container.root,
+        within: state.within(terms),
     };
     super::schedule::find_place(state, needs, &[]).err()
 }
@@ -163,8 +175,11 @@ struct Copy {
 impl Copy {
     fn of(state: &State, now: Timestamp) -> Self {
         let mut broker = Broker::of(state.clone());
+        // Most of what is far ahead is said without it.
+        let promises = &mut broker.state.settings.queue.promises;
+        *promises = (*promises).min(MAX_PROMISES);
         // What is being ended does not wait for its deadline.
-        let over = now.after(state.settings.grace);
+        let over = now;
         let held = state.deadlines.iter();
         let held = held.filter_map(|(deadline, id)| state.jobs.get(id).filter(|_| *deadline > over));
         for job in held {
@@ -185,8 +200,8 @@ impl Copy {
         Self { broker, now }
     }
 
-    /// Queues a job behind all others.
-    fn submit(&mut self, owner: &UserName, spec: SessionSpec) -> JobId {
+    /// Queues a job as if it came now.
+    fn submit(&mut self, owner: &UserName, spec: SessionSpec, terms: Terms) -> JobId {
         let state = &mut self.broker.state;
         let (id, session) = (
             JobId(state.cluster.next_job),
@@ -202,14 +217,16 @@ impl Copy {
             time_limit: spec.time_limit,
             submitted: self.now,
             after: None,
-            phase: Phase::Pending {
-                reason: String::new(),
-            },
+            terms,
+            hold: None,
+            begin: None,
+            past_runs: Vec::new(),
+            phase: Phase::Pending,
         };
-        state.insert_job(Arc::new(job));
         state
             .sessions
             .insert(session, Arc::new(Session::of_nobody(session, owner, spec, id)));
+        state.insert_job(Arc::new(job));
         id
     }
 
@@ -224,10 +241,12 @@ impl Copy {
                     allocation: placed.allocation.clone(),
                 });
             }
-            let ends = state.deadlines.get_min().into_iter();
-            let (at, _) = *ends.chain(state.patience.get_min()).min()?;
-            self.now = self.now.max(at);
+            let end = self.next_end_at();
+            let waits = [state.patience.get_min(), state.begins.get_min()];
+            let waits = waits.into_iter().flatten().map(|(at, _)| *at);
+            self.now = self.now.max(end.into_iter().chain(waits).min()?);
             self.broker.end_patience(self.now);
+            self.broker.state.let_begin(self.now);
             while let Some((_, job)) = self.next_end() {
                 self.end(job);
             }
@@ -235,9 +254,16 @@ impl Copy {
         None
     }
 
+    /// When the next job has given back what it holds.
+    fn next_end_at(&self) -> Option<Timestamp> {
+        let state = &self.broker.state;
+        let next = state.deadlines.get_min().filter(|(at, _)| *at < Timestamp::MAX);
+        next.map(|(at, _)| at.after(state.settings.grace))
+    }
+
     fn next_end(&self) -> Option<(Timestamp, JobId)> {
-        let next = self.broker.state.deadlines.get_min().copied();
-        next.filter(|(at, _)| *at <= self.now)
+        let at = self.next_end_at().filter(|at| *at <= self.now)?;
+        self.broker.state.deadlines.get_min().map(|(_, job)| (at, *job))
     }
 
     /// The job is over, and its nodes say so.

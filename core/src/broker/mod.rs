@@ -6,14 +6,18 @@
 //! persistent structure: cloning it is cheap, and a clone is a snapshot for readers.
 
 mod audit;
+mod backfill;
 mod change;
 mod check;
 mod desired;
 mod forecast;
 mod found;
+mod index;
 mod input;
+mod limits;
 mod names;
 mod on;
+mod order;
 mod reject;
 mod rights;
 mod schedule;
@@ -21,20 +25,25 @@ mod settings;
 mod state;
 #[cfg(test)]
 mod tests;
+mod usage;
 mod view;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+pub use backfill::Promise;
 pub use change::{Change, ClusterRecord};
 pub use check::{Violation, check};
 pub use forecast::{Choice, Plan, Start, plan, start_of};
 pub use found::{FoundJob, FoundPart, found_jobs, found_on};
+pub use index::Aside;
 pub use input::{Caller, Input, OpenSession, Reply, SessionRef, SignIn};
+pub use order::{Priority, all_standings};
 pub use reject::{Reject, RejectKind};
 pub use rights::{Call, Inside, Needs};
-pub use settings::Settings;
-pub use state::{NodeLink, NodeUsage, State};
+pub use settings::{QueueSettings, Settings};
+pub use state::{NodeLink, State};
+pub use usage::NodeUsage;
 pub use view::{
     Explanation, NodeView, explain, node_state, node_view, queue_position, rank_detail, seats, session_state,
     state_reason,
@@ -121,6 +130,7 @@ impl Broker {
     pub fn handle(&mut self, now: Timestamp, input: Input) -> Result<Output, Reject> {
         let before = self.state.clone();
         self.output.now = now;
+        self.state.ticked = self.state.ticked.max(now);
         match self.dispatch(now, input) {
             Ok(reply) => {
                 if std::mem::take(&mut self.output.room) {
@@ -187,6 +197,12 @@ impl Broker {
         let node = Arc::new(node);
         self.state.insert_node(Arc::clone(&node));
         self.record(Change::PutNode(node));
+    }
+
+    fn put_account(&mut self, account: crate::model::account::Account) {
+        let account = Arc::new(account);
+        self.state.insert_account(Arc::clone(&account));
+        self.record(Change::PutAccount(account));
     }
 
     fn put_cluster(&mut self) {

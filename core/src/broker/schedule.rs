@@ -1,93 +1,213 @@
 //! One scheduling pass: gives free resources to pending jobs.
 
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+use std::ops::Bound::{Excluded, Unbounded};
+use std::sync::Arc;
+
+use imbl::OrdMap;
+
 use super::audit::{job_subject, units};
+use super::backfill::{Promise, Promises};
 use super::state::State;
+use super::usage::NodeUsage;
 use super::{Broker, Reject, RejectKind};
 use crate::model::audit::Action;
 use crate::model::gpu::GpuInfo;
 use crate::model::gpu_unit::Slice;
-use crate::model::ids::{GpuUuid, JobId, NodeName, SessionId};
+use crate::model::ids::{GpuUuid, JobId, NodeName, PartitionName, SessionId};
 use crate::model::job::{Job, Phase, Placed, RankStatus};
 use crate::model::node::ObservedJob;
-use crate::model::resources::Allocation;
+use crate::model::resources::{Allocation, ResourceRequest};
 use crate::model::session::SessionSpec;
+use crate::model::terms::Terms;
 use crate::model::time::Timestamp;
 use crate::placement::{
-    Assume, Cut, MAX_GPUS, MigLayout, MigRoom, Needs, PartRoom, Room, WhyNot, fits, left_of_shares, place,
+    Assume, Cut, Hosts, MAX_GPUS, MigLayout, MigRoom, Needs, Part, PartRoom, Room, WhyNot, fits,
+    left_of_shares, place,
 };
-use crate::queue;
+use crate::queue::{ClassKey, Wait};
+
+/// What the job at the head of a class leads to.
+enum Next {
+    /// The next one of its class is looked at.
+    Job,
+    /// It is no other with those behind it.
+    Class,
+}
+
+/// A pass under way.
+struct Pass {
+    now: Timestamp,
+    promises: Promises,
+    /// What was promised to jobs that have not been looked at.
+    former: OrdMap<JobId, Arc<Promise>>,
+    /// What does not fit on what is free, which only becomes less; and whether it would were all free.
+    unfit: BTreeMap<ResourceRequest, Vec<(bool, PartitionName, bool)>>,
+}
+
+impl Pass {
+    fn new(now: Timestamp, promises: Promises, former: OrdMap<JobId, Arc<Promise>>) -> Self {
+        Self {
+            now,
+            promises,
+            former,
+            unfit: BTreeMap::new(),
+        }
+    }
+
+    /// That it does not fit is known; and whether it would were all free.
+    fn known_unfit(&self, asked: &ResourceRequest, class: &ClassKey) -> Option<bool> {
+        let known = self.unfit.get(asked)?.iter();
+        let mut same =
+            known.filter(|(root, partition, _)| *root == class.root && *partition == class.terms.partition);
+        same.next().map(|(.., when_free)| *when_free)
+    }
+}
 
 impl Broker {
-    /// Looks at the pending jobs in order and starts those that fit.
+    /// Looks at the pending jobs in order and starts those that may.
     ///
-    /// A job that could run on what the reachable nodes have, were it free, is
-    /// not overtaken: the pass ends with it. One that waits for something else
-    /// (a node to come back, its own former run) lets others pass.
+    /// The first that could run on what the reachable nodes have, were it free, are promised a start
+    /// ([`Promises`]); those behind them start if that does not move it. One that waits for something else (a limit,
+    /// a node to come back) lets others pass.
     pub(super) fn schedule(&mut self, now: Timestamp) {
-        self.state.blocked_by = None;
-        let waiting: Vec<JobId> = queue::order(&self.state).collect();
-        for id in waiting {
-            if !self.consider(now, id) {
-                self.state.blocked_by = Some(id);
-                return;
+        self.state.refresh_standings(now);
+        let former = std::mem::take(&mut self.state.promises);
+        let mut pass = Pass::new(now, Promises::at(now), former);
+        let mut heads = BinaryHeap::new();
+        for (number, class) in self.state.pending.classes() {
+            if let Some((since, job)) = class.jobs.get_min() {
+                let place = self.state.place_of(&class.key, *since, *job);
+                heads.push(Reverse((place, number)));
             }
         }
+        while let Some(Reverse((place, number))) = heads.pop() {
+            let (.., since, id) = place;
+            match self.consider(&mut pass, id, number) {
+                Next::Class => {}
+                Next::Job => {
+                    let Some(class) = self.state.pending.class(number) else {
+                        continue;
+                    };
+                    let next = class.jobs.range((Excluded((since, id)), Unbounded)).next();
+                    if let Some((since, id)) = next {
+                        let place = self.state.place_of(&class.key, *since, *id);
+                        heads.push(Reverse((place, number)));
+                    }
+                }
+            }
+        }
+        let made = pass.promises.made().iter();
+        self.state.promises = made.map(|promise| (promise.job, Arc::clone(promise))).collect();
     }
 
-    /// Looks at a job that has just been queued, when nothing else has changed:
-    /// those before it were looked at, and have what they can have.
+    /// Looks at a job that has just been queued, when nothing else has changed: those before it were looked at,
+    /// and have what they can have.
     pub(super) fn schedule_new(&mut self, now: Timestamp, id: JobId) {
-        if self.state.blocked_by.is_none() && !self.consider(now, id) {
-            self.state.blocked_by = Some(id);
+        let fresh = self.state.refresh_standings(now);
+        let (Some((number, _)), Some(place)) =
+            (self.state.pending.class_of(id), self.state.place_in_queue(id))
+        else {
+            return;
+        };
+        let places = |promise: &JobId| self.state.place_in_queue(*promise);
+        let mut promised: Vec<_> = self.state.promises.iter().collect();
+        promised.sort_by_key(|(job, _)| places(job));
+        let ahead = promised.partition_point(|(job, _)| places(job).is_some_and(|other| other < place));
+        let outranks = ahead < promised.len();
+        let has_room = promised.len() < self.state.settings.queue.promises as usize;
+        let waits = self.state.pending.class(number).is_some_and(|class| {
+            class.why.is_some() && class.jobs.get_min().is_some_and(|(_, first)| *first != id)
+        });
+        if !waits {
+            let made = promised[..ahead]
+                .iter()
+                .map(|(_, promise)| Arc::clone(promise))
+                .collect();
+            let mut pass = Pass::new(now, Promises::of(now, made), OrdMap::new());
+            self.consider_alone(&mut pass, id, number);
         }
+        let started = !self.state.pending.contains(id);
+        // Who was promised something behind it is told anew; and it may be promised something itself.
+        let blocked = self
+            .state
+            .pending
+            .class(number)
+            .is_some_and(|class| matches!(class.why, Some(Wait::Resources | Wait::Priority(_))));
+        self.output.room |= fresh || (started && outranks) || (!started && blocked && (outranks || has_room));
     }
 
-    /// Starts a pending job if it fits. Whether those behind it may be looked at.
-    fn consider(&mut self, now: Timestamp, id: JobId) -> bool {
-        let Some(job) = self.state.jobs.get(&id).cloned() else {
-            return true;
-        };
-        if let Some(former) = self.waits_for(&job) {
-            let reason = format!("Dependency: the session's former run, job {former}, is still ending");
-            self.set_reason(&job, reason);
-            return true;
+    /// Starts a job if it may, and says why it waits if not, but promises nothing.
+    fn consider_alone(
+        &mut self,
+        pass: &mut Pass,
+        id: JobId,
+        number: u32,
+    ) -> Option<(Arc<Job>, Arc<ClassKey>)> {
+        let job = Arc::clone(self.state.jobs.get(&id)?);
+        let class = Arc::clone(&self.state.pending.class(number)?.key);
+        if let Some(reached) = self.state.kept_by_limit(&job, pass.now) {
+            self.state.pending.set_why(number, Wait::Limit(Box::new(reached)));
+            return None;
         }
-        let kept = job
-            .session
-            .map(|session| self.kept_on(session))
-            .unwrap_or_default();
-        let asked = self.state.asked_now(&job);
-        let needs = Needs {
-            request: &asked,
-            root: self.state.wants_root(&job),
-        };
-        let why = match find_place(&self.state, needs, &kept) {
-            Ok(allocation) => {
-                self.give(now, &job, allocation);
-                return true;
+        let asked = self.state.asked_now(&job).into_owned();
+        let until = pass.now.after(job.time_limit).after(self.state.settings.grace);
+        let state = &self.state;
+        let needs = state.needs(&job, &asked);
+        let when_free = match pass.known_unfit(&asked, &class) {
+            Some(when_free) => when_free,
+            None if fits(&state.hosts, needs, Assume::Now) => {
+                let kept = job
+                    .session
+                    .map(|session| self.kept_on(session))
+                    .unwrap_or_default();
+                let hosts = pass.promises.hosts_until(state, until).unwrap_or(&state.hosts);
+                if let Ok(allocation) = find_place_on(state, hosts, needs, &kept) {
+                    let nodes = self.give(pass.now, &job, allocation);
+                    pass.promises.given(&self.state, &nodes);
+                    return None;
+                }
+                let ahead = pass.promises.before(until).map(|promise| promise.job);
+                let why = ahead.map_or(Wait::Resources, Wait::Priority);
+                self.state.pending.set_why(number, why);
+                return Some((job, class));
             }
-            Err(why) => why,
+            None => {
+                let when_free = fits_when_free(state, needs);
+                let known = pass.unfit.entry(asked.clone()).or_default();
+                known.push((class.root, class.terms.partition.clone(), when_free));
+                when_free
+            }
         };
-        if let Some(less) = holds_out(&self.state, &job, needs) {
+        if holds_out(state, &job, needs).is_some() {
             // It could start, and waits by its own wish: nobody need wait behind it.
-            let reason = format!("Resources: {}; {less}", summary(&why));
-            self.set_reason(&job, reason);
-            return true;
+            self.state.pending.set_why(number, Wait::Wish);
+            return None;
         }
-        let blocks = fits_when_free(&self.state, needs);
-        let word = if blocks { "Resources" } else { "ReqNodeNotAvail" };
-        self.set_reason(&job, format!("{word}: {}", summary(&why)));
-        !blocks
+        let why = if when_free { Wait::Resources } else { Wait::Nodes };
+        self.state.pending.set_why(number, why);
+        when_free.then_some((job, class))
     }
 
-    /// The job's predecessor, as long as that holds something.
-    fn waits_for(&self, job: &Job) -> Option<JobId> {
-        job.after.filter(|former| {
-            self.state
-                .jobs
-                .get(former)
-                .is_some_and(|job| !job.state().is_final())
-        })
+    /// Starts a job if it may, or promises it a start if it is among the first.
+    fn consider(&mut self, pass: &mut Pass, id: JobId, number: u32) -> Next {
+        let Some((job, _)) = self.consider_alone(pass, id, number) else {
+            // Its equals may start where it did; and wait where it does.
+            return if self.state.pending.contains(id) {
+                Next::Class
+            } else {
+                Next::Job
+            };
+        };
+        if pass.promises.made().len() >= self.state.settings.queue.promises as usize {
+            return Next::Class;
+        }
+        let asked = self.state.asked_now(&job).into_owned();
+        match pass.promises.promise(&self.state, &job, &asked, &pass.former) {
+            Some(_) => Next::Job,
+            None => Next::Class,
+        }
     }
 
     fn kept_on(&self, session: SessionId) -> Vec<NodeName> {
@@ -98,24 +218,14 @@ impl Broker {
             .unwrap_or_default()
     }
 
-    fn set_reason(&mut self, job: &Job, reason: String) {
-        let unchanged = matches!(&job.phase, Phase::Pending { reason: old } if *old == reason);
-        if !unchanged {
-            // Reasons are found anew by each pass: they are not worth a write to the store.
-            let job = Job {
-                phase: Phase::Pending { reason },
-                ..job.clone()
-            };
-            self.state.insert_job(std::sync::Arc::new(job));
-        }
-    }
-
-    fn give(&mut self, now: Timestamp, job: &Job, allocation: Allocation) {
+    /// Gives a job what it starts on. The nodes.
+    fn give(&mut self, now: Timestamp, job: &Job, allocation: Allocation) -> Vec<NodeName> {
         self.state.next_generation = self.state.next_generation.next();
         let nodes: Vec<NodeName> = allocation.nodes.iter().map(|part| part.node.clone()).collect();
         let placed = Placed {
             generation: self.state.next_generation,
             ranks: vec![RankStatus::default(); nodes.len()],
+            billing_milli: self.state.billing_milli(&job.terms.qos, &allocation),
             allocation,
             started: now,
             deadline: now.after(job.time_limit),
@@ -147,6 +257,7 @@ impl Broker {
         for node in &nodes {
             self.touch_job(node, job.id);
         }
+        nodes
     }
 
     /// A job's place in a node's desired state changed.
@@ -197,16 +308,20 @@ pub(super) fn find_place(
     needs: Needs<'_>,
     kept_on: &[NodeName],
 ) -> Result<Allocation, WhyNot> {
-    let kept = state.hosts.only(kept_on);
+    find_place_on(state, &state.hosts, needs, kept_on)
+}
+
+/// The same, on what of the hosts may be held.
+fn find_place_on(
+    state: &State,
+    hosts: &Hosts,
+    needs: Needs<'_>,
+    kept_on: &[NodeName],
+) -> Result<Allocation, WhyNot> {
+    let kept = hosts.only(kept_on);
     let there = needs.request.all_nodes() == 1 && fits(&kept, needs, Assume::Now);
-    let parts = place(if there { &kept } else { &state.hosts }, needs, Assume::Now)?;
-    let held = parts.iter().filter_map(|part| {
-        let node = state.nodes.get(&part.node)?;
-        Some(part.allocation(&node.inventory, needs.request))
-    });
-    Ok(Allocation {
-        nodes: held.collect(),
-    })
+    let parts = place(if there { &kept } else { hosts }, needs, Assume::Now)?;
+    Ok(state.allocation(&parts, needs.request))
 }
 
 /// The request fits on the nodes that are reachable and in service, were all of them free.
@@ -253,6 +368,8 @@ fn part_room(gpu: &GpuInfo, held: &[&Slice]) -> Option<PartRoom> {
     };
     let mut held: Vec<Cut> = held.iter().map(cut).collect::<Option<_>>()?;
     held.sort_unstable();
+    // What is promised may be what is held now.
+    held.dedup();
     let there = mig.instances.iter();
     let there = there.filter_map(|instance| layout.cut(&instance.profile, instance.start));
     let mut idle: Vec<Cut> = there.filter(|cut| !held.contains(cut)).collect();
@@ -261,11 +378,23 @@ fn part_room(gpu: &GpuInfo, held: &[&Slice]) -> Option<PartRoom> {
 }
 
 impl State {
-    /// Refuses a request that no set of this cluster's nodes could ever hold.
-    pub(super) fn must_be_possible(&self, spec: &SessionSpec) -> Result<(), Reject> {
+    /// What parts of nodes hold for a request.
+    pub(super) fn allocation(&self, parts: &[Part], request: &ResourceRequest) -> Allocation {
+        let held = parts.iter().filter_map(|part| {
+            let node = self.nodes.get(&part.node)?;
+            Some(part.allocation(&node.inventory, request))
+        });
+        Allocation {
+            nodes: held.collect(),
+        }
+    }
+
+    /// Refuses a request that no set of the nodes that it may have could ever hold.
+    pub(super) fn must_be_possible(&self, spec: &SessionSpec, terms: &Terms) -> Result<(), Reject> {
         let needs = Needs {
             request: &spec.request.at_last(),
             root: spec.container.root,
+            within: self.within(terms),
         };
         match place(&self.hosts, needs, Assume::Whole) {
             Ok(_) => Ok(()),
@@ -286,8 +415,12 @@ impl State {
 
     /// What of a node may be given away; none: there is no such node.
     pub fn room(&self, name: &NodeName) -> Option<Room> {
+        self.room_beside(name, self.usage.get(name).map(Arc::as_ref))
+    }
+
+    /// What of a node may be given away beside this use of it.
+    pub(super) fn room_beside(&self, name: &NodeName, usage: Option<&NodeUsage>) -> Option<Room> {
         let inventory = &self.nodes.get(name)?.inventory;
-        let usage = self.usage.get(name);
         let strangers: Vec<&ObservedJob> = self.strangers(name).collect();
         let held = |gpu: &GpuUuid| -> Vec<&Slice> {
             let ours = usage.and_then(|usage| usage.gpus.get(gpu)).into_iter().flatten();

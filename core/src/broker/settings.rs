@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use crate::model::fabric::Fabric;
 use crate::model::policy::Policy;
+use crate::model::resources::model_matches;
 use crate::placement::Reserve;
+use crate::queue::{Decay, Weights};
 use serde::{Deserialize, Serialize};
 
 const GIB: u64 = 1 << 30;
@@ -45,6 +47,8 @@ pub struct Settings {
     pub policy: Policy,
     /// How long records of the audit log are kept.
     pub audit_retention: Duration,
+    /// How the queue is ordered.
+    pub queue: QueueSettings,
     /// Switches and blocks over the nodes.
     pub fabric: Arc<Fabric>,
 }
@@ -68,7 +72,62 @@ impl Default for Settings {
             memory: 4 * GIB,
             policy: Policy::default(),
             audit_retention: Duration::from_hours(400 * 24),
+            queue: QueueSettings::default(),
             fabric: Arc::default(),
         }
+    }
+}
+
+/// How the queue is ordered, and what use counts as.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct QueueSettings {
+    /// Points of each factor of a priority.
+    pub weights: Weights,
+    /// After so long half of what was used is forgotten; zero: nothing ever is.
+    pub half_life: Duration,
+    /// Limits of GPU-minutes begin anew after so long, counted from the Unix epoch; zero: never.
+    pub usage_period: Duration,
+    /// What a GPU counts as by its model ([`model_matches`]), in thousandths; of several that match the first
+    /// counts, and where none does 1,000.
+    pub gpu_weights: Vec<(String, u32)>,
+    /// What a hardware thread of a job without GPUs counts as, thousandths of a GPU.
+    pub cpu_weight: u32,
+    /// Pending jobs that are promised a start, which nobody behind them can make later.
+    pub promises: u32,
+    /// Jobs run on somebody's account only: who is in none has no place to run them.
+    pub accounts_required: bool,
+}
+
+impl Default for QueueSettings {
+    fn default() -> Self {
+        Self {
+            weights: Weights::default(),
+            half_life: Duration::from_hours(7 * 24),
+            usage_period: Duration::from_hours(30 * 24),
+            gpu_weights: Vec::new(),
+            cpu_weight: 20,
+            promises: 32,
+            accounts_required: false,
+        }
+    }
+}
+
+impl QueueSettings {
+    /// How use is counted.
+    pub fn decay(&self) -> Decay {
+        Decay {
+            half_life: self.half_life,
+            period: self.usage_period,
+        }
+    }
+
+    /// What a GPU of a model counts as, thousandths.
+    pub fn gpu_weight(&self, model: &str) -> u32 {
+        let wanted = self
+            .gpu_weights
+            .iter()
+            .find(|(pattern, _)| model_matches(pattern, model));
+        wanted.map_or(1_000, |(_, weight)| *weight)
     }
 }

@@ -1,25 +1,30 @@
 //! Everything that a broker knows.
 
-use std::borrow::Cow;
-use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use imbl::{OrdMap, OrdSet};
 
+use super::backfill::Promise;
 use super::change::{Change, ClusterRecord};
 use super::settings::Settings;
-use crate::model::gpu_unit::{GpuUnit, Slice, WHOLE_MILLI};
+use super::usage::NodeUsage;
+use crate::model::account::Person;
 use crate::model::ids::{
-    ClusterId, Generation, GpuUuid, Incarnation, JobId, JobKey, NodeName, SessionId, SessionName, UserName,
+    ClusterId, Generation, Incarnation, JobId, JobKey, NodeName, PartitionName, QosName, SessionId,
+    SessionName, UserName,
 };
-use crate::model::job::{Job, Phase};
+use crate::model::job::Job;
 use crate::model::node::{NodeRecord, Observed, ObservedJob, ObservedPhase};
+use crate::model::partition::Partition;
+use crate::model::qos::Qos;
 use crate::model::resources::ResourceRequest;
 use crate::model::session::Session;
 use crate::model::time::Timestamp;
 use crate::model::user::{ApiToken, NodeToken, User};
-use crate::placement::{Assume, Hosts, Needs, Recent, fits};
+use crate::placement::{Hosts, Recent};
+use crate::queue::fair_tree::Standings;
+use crate::queue::tally::Accounts;
+use crate::queue::{Pending, Tallies};
 
 /// Jobs that a start looks back at for what is asked for: older ones count for next to nothing.
 const MAX_REMEMBERED: usize = 4096;
@@ -50,6 +55,14 @@ pub struct State {
     pub removals: OrdMap<(NodeName, SessionId), ()>,
     /// Found jobs that an operator wants ended.
     pub tombstones: OrdSet<(NodeName, JobKey)>,
+    /// The tree of accounts.
+    pub accounts: Accounts,
+    /// What is set for users, whatever the account.
+    pub people: OrdMap<UserName, Arc<Person>>,
+    /// Qualities of service that operators have made.
+    pub qos: OrdMap<QosName, Arc<Qos>>,
+    /// Partitions that operators have made.
+    pub partitions: OrdMap<PartitionName, Arc<Partition>>,
 
     /// API tokens by hash.
     pub token_hashes: OrdMap<[u8; 32], Arc<str>>,
@@ -57,12 +70,20 @@ pub struct State {
     pub session_names: OrdMap<(UserName, SessionName), SessionId>,
     /// Sessions by the key of the request that last started them.
     pub request_keys: OrdMap<(UserName, String), SessionId>,
-    /// Pending jobs, in the order in which they were accepted.
-    pub queue: OrdSet<JobId>,
+    /// Pending jobs.
+    pub pending: Pending,
     /// When pending jobs will ask for less.
     pub patience: OrdSet<(Timestamp, JobId)>,
-    /// The pending job that those behind it may not overtake, as the last pass found it.
-    pub blocked_by: Option<JobId>,
+    /// When pending jobs may start that may not before.
+    pub begins: OrdSet<(Timestamp, JobId)>,
+    /// Pending jobs that wait for the end of each job.
+    pub dependents: OrdMap<JobId, OrdSet<JobId>>,
+    /// When and where the first of the pending jobs start at the latest, as the last pass found it.
+    pub promises: OrdMap<JobId, Arc<Promise>>,
+    /// What jobs hold and have used on each account.
+    pub tallies: Tallies,
+    /// Fair-share, and when it was worked out.
+    pub standings: (Timestamp, Arc<Standings>),
     /// Jobs that hold something, by when they end at the latest.
     pub deadlines: OrdSet<(Timestamp, JobId)>,
     /// What live jobs hold on each node.
@@ -77,33 +98,12 @@ pub struct State {
     pub links: OrdMap<NodeName, Arc<NodeLink>>,
     /// The next allocation's fencing token.
     pub next_generation: Generation,
+    /// The latest time that has been told.
+    pub ticked: Timestamp,
     /// When this process started.
     pub started: Timestamp,
     /// When the audit log was last trimmed.
     pub audit_trimmed: Timestamp,
-}
-
-/// What live jobs hold on a node.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct NodeUsage {
-    /// Who holds what of each GPU of which something is held.
-    pub gpus: BTreeMap<GpuUuid, Vec<(JobKey, Slice)>>,
-    /// Hardware threads held.
-    pub cpus: u64,
-    /// Bytes of memory held.
-    pub memory: u64,
-}
-
-impl NodeUsage {
-    /// Who holds something that keeps a GPU unit from being held as well.
-    pub fn in_the_way(&self, unit: &GpuUnit) -> Option<JobKey> {
-        let held = self.gpus.get(&unit.gpu)?;
-        let other = held.iter().find(|(_, slice)| slice.excludes(&unit.slice));
-        let shares = held.iter().map(|(_, slice)| slice).chain([&unit.slice]);
-        let too_many = shares.map(Slice::share_milli).sum::<u32>() > u32::from(WHOLE_MILLI);
-        let other = other.or_else(|| held.first().filter(|_| too_many));
-        other.map(|(key, _)| *key)
-    }
 }
 
 /// Contact with a node since the broker's start.
@@ -178,12 +178,20 @@ impl State {
             jobs: OrdMap::new(),
             removals: OrdMap::new(),
             tombstones: OrdSet::new(),
+            accounts: OrdMap::new(),
+            people: OrdMap::new(),
+            qos: OrdMap::new(),
+            partitions: OrdMap::new(),
             token_hashes: OrdMap::new(),
             session_names: OrdMap::new(),
             request_keys: OrdMap::new(),
-            queue: OrdSet::new(),
+            pending: Pending::default(),
             patience: OrdSet::new(),
-            blocked_by: None,
+            begins: OrdSet::new(),
+            dependents: OrdMap::new(),
+            promises: OrdMap::new(),
+            tallies: Tallies::default(),
+            standings: (Timestamp(0), Arc::default()),
             deadlines: OrdSet::new(),
             usage: OrdMap::new(),
             placed_on: OrdMap::new(),
@@ -191,11 +199,16 @@ impl State {
             recent: Recent::default(),
             links: OrdMap::new(),
             next_generation: Generation::default(),
+            ticked: now,
             started: now,
             audit_trimmed: now,
         };
         state.hosts.keep(state.settings.reserve);
-        for record in records {
+        // Jobs are counted on accounts, and say what they ask for through their sessions.
+        let (jobs, others): (Vec<_>, Vec<_>) = records
+            .into_iter()
+            .partition(|record| matches!(record, Change::PutJob(_)));
+        for record in others.into_iter().chain(jobs) {
             state.apply(record);
         }
         let lately = state.jobs.values().rev().take(MAX_REMEMBERED);
@@ -264,6 +277,27 @@ impl State {
             Change::DeleteTombstone(node, key) => {
                 self.tombstones.remove(&(node, key));
             }
+            Change::PutAccount(account) => {
+                self.accounts.insert(account.name.clone(), account);
+            }
+            Change::DeleteAccount(name) => {
+                self.accounts.remove(&name);
+            }
+            Change::PutPerson(person) => {
+                self.people.insert(person.user.clone(), person);
+            }
+            Change::PutQos(qos) => {
+                self.qos.insert(qos.name.clone(), qos);
+            }
+            Change::DeleteQos(name) => {
+                self.qos.remove(&name);
+            }
+            Change::PutPartition(partition) => {
+                self.partitions.insert(partition.name.clone(), partition);
+            }
+            Change::DeletePartition(name) => {
+                self.partitions.remove(&name);
+            }
             // The log is not a part of the state.
             Change::Audit(_) | Change::TrimAudit(..) => {}
         }
@@ -293,135 +327,9 @@ impl State {
     }
 
     /// Takes note of what of a node is free, after anything that it depends on has changed.
-    fn refresh(&mut self, name: &NodeName) {
+    pub(super) fn refresh(&mut self, name: &NodeName) {
         if let Some(room) = self.room(name) {
             self.hosts.set_room(name, room);
-        }
-    }
-
-    /// Puts a job in place of its former self, indexes and all.
-    pub(super) fn insert_job(&mut self, job: Arc<Job>) {
-        let old = self.jobs.insert(job.id, Arc::clone(&job));
-        if let Some(old) = &old {
-            self.count(old, false);
-        }
-        self.count(&job, true);
-        self.count_patience(old.as_deref(), &job);
-        let held = |job: &Job| job.last_placed().map(|placed| placed.allocation.nodes.clone());
-        for part in old
-            .as_deref()
-            .and_then(held)
-            .into_iter()
-            .chain(held(&job))
-            .flatten()
-        {
-            self.refresh(&part.node);
-        }
-    }
-
-    /// Takes note of when a job will ask for less, once, and forgets it when it waits no more.
-    fn count_patience(&mut self, old: Option<&Job>, job: &Job) {
-        let waits = |job: &Job| matches!(job.phase, Phase::Pending { .. });
-        let times = job
-            .request
-            .relaxes_after()
-            .map(|time| (job.submitted.after(time), job.id));
-        match (old.is_some_and(waits), waits(job)) {
-            (false, true) => self.patience.extend(times),
-            (true, false) => times.for_each(|time| {
-                self.patience.remove(&time);
-            }),
-            (true, true) | (false, false) => {}
-        }
-    }
-
-    /// What a pending job asks for by now; less than it was submitted with, once its patience is over or if that
-    /// can never be.
-    pub(super) fn asked_now<'a>(&self, job: &'a Job) -> Cow<'a, ResourceRequest> {
-        let over = |time: &Duration| !self.patience.contains(&(job.submitted.after(*time), job.id));
-        let times: Vec<Duration> = job.request.relaxes_after().collect();
-        let over = times.iter().filter(|time| over(time)).count();
-        let now = times[..over].last().copied().unwrap_or_default();
-        let stages = std::iter::once(now).chain(times[over..].iter().copied());
-        let mut stages = stages.map(|waited| job.request.after_waiting(waited)).peekable();
-        while let Some(stage) = stages.next() {
-            let needs = Needs {
-                request: &stage,
-                root: self.wants_root(job),
-            };
-            if stages.peek().is_none() || fits(&self.hosts, needs, Assume::Whole) {
-                return stage;
-            }
-        }
-        job.request.at_last()
-    }
-
-    /// A job's user is to be root in its containers.
-    pub(super) fn wants_root(&self, job: &Job) -> bool {
-        let session = job.session.and_then(|id| self.sessions.get(&id));
-        session.is_some_and(|session| session.spec.container.root)
-    }
-
-    /// Adds a job to the indexes, or takes it out.
-    fn count(&mut self, job: &Job, add: bool) {
-        match &job.phase {
-            Phase::Pending { .. } if add => {
-                self.queue.insert(job.id);
-            }
-            Phase::Pending { .. } => {
-                self.queue.remove(&job.id);
-            }
-            Phase::Placed(placed) => {
-                if add {
-                    self.deadlines.insert((placed.deadline, job.id));
-                } else {
-                    self.deadlines.remove(&(placed.deadline, job.id));
-                }
-                let key = JobKey {
-                    job: job.id,
-                    generation: placed.generation,
-                };
-                let held = placed
-                    .allocation
-                    .nodes
-                    .iter()
-                    .zip(&placed.ranks)
-                    .filter(|(_, rank)| !rank.released);
-                for (part, _) in held {
-                    let mut usage = self
-                        .usage
-                        .get(&part.node)
-                        .map(|usage| (**usage).clone())
-                        .unwrap_or_default();
-                    if add {
-                        for unit in &part.gpus {
-                            let held = usage.gpus.entry(unit.gpu.clone()).or_default();
-                            held.push((key, unit.slice.clone()));
-                        }
-                        usage.cpus += u64::from(part.cpus);
-                        usage.memory += part.memory_bytes;
-                    } else {
-                        for unit in &part.gpus {
-                            if let Some(held) = usage.gpus.get_mut(&unit.gpu) {
-                                held.retain(|(holder, _)| *holder != key);
-                                if held.is_empty() {
-                                    usage.gpus.remove(&unit.gpu);
-                                }
-                            }
-                        }
-                        usage.cpus -= u64::from(part.cpus);
-                        usage.memory -= part.memory_bytes;
-                    }
-                    self.usage.insert(part.node.clone(), Arc::new(usage));
-                    let jobs = self.placed_on.entry(part.node.clone()).or_default();
-                    if add {
-                        jobs.insert(job.id);
-                    } else {
-                        jobs.remove(&job.id);
-                    }
-                }
-            }
-            Phase::Ended { .. } => {}
         }
     }
 
@@ -547,7 +455,8 @@ impl State {
         });
         let tokens = self.node_tokens.values().map(|token| token.expires);
         let tokens = tokens.chain(self.tokens.values().map(|token| token.expires));
-        let patience = self.patience.get_min().map(|(at, _)| *at);
+        let waits = [self.patience.get_min(), self.begins.get_min()];
+        let patience = waits.into_iter().flatten().map(|(at, _)| *at);
         let trim = self.audit_trimmed.after(super::on::AUDIT_TRIM);
         let jobs = job.into_iter().chain(patience);
         jobs.chain(nodes).chain(tokens).chain([trim]).min()

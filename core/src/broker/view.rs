@@ -2,19 +2,21 @@
 
 use super::forecast::start_of;
 use super::found::found_on;
+use super::index::Aside;
 use super::schedule::{find_place, fits_when_free, holds_out, summary};
-use super::state::{NodeUsage, State};
+use super::state::State;
+use super::usage::NodeUsage;
 use crate::model::cpus::Binding;
 use crate::model::gpu::Inventory;
 use crate::model::gpu_unit::Slice;
 use crate::model::ids::{GpuUuid, JobId, NodeName};
-use crate::model::job::{Job, JobState, Phase, RankStatus};
+use crate::model::job::{Hold, Job, JobState, Phase, RankStatus};
 use crate::model::node::ObservedJob;
 use crate::model::resources::{Allocation, NodeAllocation};
 use crate::model::session::{Session, SessionState};
 use crate::model::time::Timestamp;
-use crate::placement::{Needs, Refusal, Seat, seat};
-use crate::queue;
+use crate::placement::{Refusal, Seat, seat};
+use crate::queue::Wait;
 
 /// The state of a session: that of its live job.
 pub fn session_state(state: &State, session: &Session) -> SessionState {
@@ -40,10 +42,7 @@ pub fn session_state(state: &State, session: &Session) -> SessionState {
 /// Why a job is in its state, for people; empty: nothing to say.
 pub fn state_reason(state: &State, job: &Job) -> String {
     match &job.phase {
-        Phase::Pending { reason } => match state.blocked_by {
-            Some(ahead) if queue::is_behind(job.id, ahead) => format!("Priority: behind job {ahead}"),
-            _ => reason.clone(),
-        },
+        Phase::Pending => pending_reason(state, job),
         Phase::Ended { ending, .. } => ending.reason.clone(),
         Phase::Placed(placed) => {
             let detail = |open: fn(&RankStatus) -> bool| {
@@ -58,6 +57,42 @@ pub fn state_reason(state: &State, job: &Job) -> String {
                 },
             }
         }
+    }
+}
+
+/// Why a job waits, Slurm's word first.
+fn pending_reason(state: &State, job: &Job) -> String {
+    match state.aside(job) {
+        Some(Aside::Held(Hold::User)) => return "JobHeldUser: its owner holds it".to_owned(),
+        Some(Aside::Held(Hold::Operator)) => return "JobHeldAdmin: an operator holds it".to_owned(),
+        Some(Aside::Begin(_)) => return "BeginTime: it was asked to begin later".to_owned(),
+        Some(Aside::Former(former)) => {
+            return format!("Dependency: the session's former run, job {former}, is still ending");
+        }
+        None => {}
+    }
+    let class = state
+        .pending
+        .class_of(job.id)
+        .and_then(|(number, _)| state.pending.class(number));
+    let Some(why) = class.and_then(|class| class.why.as_ref()) else {
+        return "None".to_owned();
+    };
+    let asked = state.asked_now(job);
+    let needs = state.needs(job, &asked);
+    let lacks = || match find_place(state, needs, &[]) {
+        Ok(_) => "it is about to be looked at".to_owned(),
+        Err(why) => summary(&why),
+    };
+    match why {
+        Wait::Resources => format!("Resources: {}", lacks()),
+        Wait::Nodes => format!("ReqNodeNotAvail: {}", lacks()),
+        Wait::Wish => match holds_out(state, job, needs) {
+            Some(wish) => format!("Resources: {}; {wish}", lacks()),
+            None => format!("Resources: {}", lacks()),
+        },
+        Wait::Priority(ahead) => format!("Priority: what it could have is promised to job {ahead}"),
+        Wait::Limit(reached) => state.say_limit(reached, state.ticked),
     }
 }
 
@@ -80,9 +115,7 @@ pub fn rank_detail(state: &State, job: &Job, rank: usize) -> Option<String> {
 
 /// Place in the queue, 1 is next; none: not queued.
 pub fn queue_position(state: &State, job: JobId) -> Option<usize> {
-    queue::order(state)
-        .position(|id| id == job)
-        .map(|position| position + 1)
+    state.place_in_queue(job).map(|_| state.ahead_of(job).len() + 1)
 }
 
 /// Slurm's word for a node's state, and why nothing is placed on it.
@@ -218,22 +251,19 @@ pub fn explain(state: &State, job: &Job, now: Timestamp) -> Explanation {
             ..Explanation::default()
         };
     }
-    let Phase::Pending { reason } = &job.phase else {
+    let Phase::Pending = &job.phase else {
         return Explanation {
             summary: format!("it is over: {}", state_reason(state, job)),
             ..Explanation::default()
         };
     };
-    let ahead: Vec<JobId> = queue::order(state).take_while(|id| *id != job.id).collect();
+    let ahead = state.ahead_of(job.id);
     let asked = state.asked_now(job);
-    let needs = Needs {
-        request: &asked,
-        root: state.wants_root(job),
-    };
+    let needs = state.needs(job, &asked);
     let start = start_of(state, job.id, now).map(|start| start.at);
     match find_place(state, needs, &[]) {
         Ok(_) => Explanation {
-            summary: format!("it would fit now ({reason})"),
+            summary: format!("it would fit now ({})", pending_reason(state, job)),
             ahead,
             start,
             ..Explanation::default()

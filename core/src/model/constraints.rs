@@ -11,7 +11,7 @@ use super::ids::NodeName;
 use super::resources::ResourceRequest;
 
 /// What a request says of its nodes beside what they have. The default says nothing.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Constraints {
     /// All of these are among the job's nodes.
@@ -52,7 +52,7 @@ impl Constraints {
 
 /// What a request insists on for some time only, counted from when its job was submitted: then it takes
 /// what there is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Patience {
     /// On [`ResourceRequest::nvlink`]; none: for ever.

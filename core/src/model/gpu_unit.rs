@@ -112,6 +112,15 @@ impl Slice {
         }
     }
 
+    /// About how much of a GPU it is, in thousandths; a MIG slice counts by its compute slices.
+    pub fn milli(&self) -> u16 {
+        match self {
+            Self::Whole => WHOLE_MILLI,
+            Self::Mig { profile, .. } => mig_milli(profile),
+            Self::Share { milli, .. } => *milli,
+        }
+    }
+
     /// Its memory slices, a bit each; none unless it is a MIG instance.
     pub fn memory_slices(&self) -> u32 {
         match self {
@@ -129,6 +138,14 @@ impl Slice {
             (Self::Mig { .. }, Self::Share { .. }) | (Self::Share { .. }, Self::Mig { .. }) => true,
         }
     }
+}
+
+/// About how much of a GPU a MIG profile is, in thousandths: it has seven compute slices.
+pub(crate) fn mig_milli(profile: &str) -> u16 {
+    let compute = profile
+        .split_once('g')
+        .and_then(|(compute, _)| compute.parse().ok());
+    compute.map_or(WHOLE_MILLI, |compute: u16| WHOLE_MILLI * compute.clamp(1, 7) / 7)
 }
 
 /// Bits `start` to `start + width`; those beyond 32 are left out.

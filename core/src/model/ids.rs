@@ -253,8 +253,41 @@ name_id! {
     UserName, "user name", "1 to 64 of letters, digits and . _ - @", is_user_name
 }
 name_id! {
+    /// An account's name.
+    AccountName, "account name", "1 to 64 of letters, digits and . _ - @", is_user_name
+}
+name_id! {
+    /// A QOS's name.
+    QosName, "QOS name", "1 to 64 of letters, digits and . _ - @", is_user_name
+}
+name_id! {
+    /// A partition's name.
+    PartitionName, "partition name", "1 to 64 of letters, digits and . _ - @", is_user_name
+}
+name_id! {
     /// A GPU's (or MIG instance's) UUID, as the driver prints it.
     GpuUuid, "GPU UUID", "letters, digits and - _ /", is_gpu_uuid
+}
+
+impl AccountName {
+    /// The account of whoever is in none.
+    pub fn default_account() -> Self {
+        Self("default".into())
+    }
+}
+
+impl QosName {
+    /// The QOS of whoever asks for none.
+    pub fn normal() -> Self {
+        Self("normal".into())
+    }
+}
+
+impl PartitionName {
+    /// All nodes, where no operator has divided them.
+    pub fn all() -> Self {
+        Self("all".into())
+    }
 }
 
 impl SessionName {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::cpus::Binding;
 use super::ids::{Generation, JobId, JobKey, SessionId, UserName};
 use super::resources::{Allocation, ResourceRequest};
+use super::terms::Terms;
 use super::time::Timestamp;
 
 /// Slurm's job states.
@@ -137,6 +138,9 @@ pub struct Placed {
     pub started: Timestamp,
     /// When it ends at the latest.
     pub deadline: Timestamp,
+    /// What it counts as for fair-share and limits of GPU-minutes, thousandths of GPU-equivalents.
+    #[serde(default)]
+    pub billing_milli: u64,
     /// One entry a rank.
     pub ranks: Vec<RankStatus>,
     /// Set once it is being ended.
@@ -146,11 +150,8 @@ pub struct Placed {
 /// Where a job is in its life.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Phase {
-    /// Waits, for this reason.
-    Pending {
-        /// Slurm's word first where there is one.
-        reason: String,
-    },
+    /// Waits.
+    Pending,
     /// Holds resources: CONFIGURING, RUNNING or COMPLETING.
     Placed(Placed),
     /// Over.
@@ -162,6 +163,26 @@ pub enum Phase {
         /// What it last held, for the record.
         last: Option<Placed>,
     },
+}
+
+/// Who keeps a job from starting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Hold {
+    /// Its owner, who can let it go.
+    User,
+    /// An operator.
+    Operator,
+}
+
+/// A time in which a job held something before it was queued again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PastRun {
+    /// From then.
+    pub started: Timestamp,
+    /// Until then.
+    pub ended: Timestamp,
+    /// As [`Placed::billing_milli`].
+    pub billing_milli: u64,
 }
 
 /// A job.
@@ -185,6 +206,18 @@ pub struct Job {
     pub submitted: Timestamp,
     /// Not before this job is over: the session's former run.
     pub after: Option<JobId>,
+    /// On what terms it waits and runs.
+    #[serde(default)]
+    pub terms: Terms,
+    /// Who keeps it from starting.
+    #[serde(default)]
+    pub hold: Option<Hold>,
+    /// It does not start before.
+    #[serde(default)]
+    pub begin: Option<Timestamp>,
+    /// When it ran before, the first time first.
+    #[serde(default)]
+    pub past_runs: Vec<PastRun>,
     /// Where it is in its life.
     pub phase: Phase,
 }
@@ -193,7 +226,7 @@ impl Job {
     /// Slurm's state of it.
     pub fn state(&self) -> JobState {
         match &self.phase {
-            Phase::Pending { .. } => JobState::Pending,
+            Phase::Pending => JobState::Pending,
             Phase::Placed(placed) if placed.ending.is_some() => JobState::Completing,
             Phase::Placed(placed) if placed.ranks.iter().all(|rank| rank.ready) => JobState::Running,
             Phase::Placed(_) => JobState::Configuring,
@@ -205,7 +238,7 @@ impl Job {
     pub fn placed(&self) -> Option<&Placed> {
         match &self.phase {
             Phase::Placed(placed) => Some(placed),
-            Phase::Pending { .. } | Phase::Ended { .. } => None,
+            Phase::Pending | Phase::Ended { .. } => None,
         }
     }
 
@@ -214,8 +247,14 @@ impl Job {
         match &self.phase {
             Phase::Placed(placed) => Some(placed),
             Phase::Ended { last, .. } => last.as_ref(),
-            Phase::Pending { .. } => None,
+            Phase::Pending => None,
         }
+    }
+
+    /// Since when it could have started, as far as that is its own matter.
+    pub fn since(&self) -> Timestamp {
+        self.begin
+            .map_or(self.submitted, |begin| begin.max(self.submitted))
     }
 
     /// The allocation it holds now, as agents name it.

@@ -1,5 +1,6 @@
 //! The vocabulary: what a cluster is made of.
 
+pub mod account;
 pub mod audit;
 pub mod constraints;
 pub mod cpus;
@@ -11,9 +12,12 @@ pub mod host_list;
 pub mod ids;
 pub mod job;
 pub mod node;
+pub mod partition;
 pub mod policy;
+pub mod qos;
 pub mod resources;
 pub mod session;
+pub mod terms;
 pub mod time;
 pub mod topology;
 pub mod user;

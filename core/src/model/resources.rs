@@ -3,11 +3,11 @@
 use serde::{Deserialize, Serialize};
 
 use super::constraints::{Constraints, Patience};
-use super::gpu_unit::{GpuUnit, Sharing, WHOLE_MILLI};
+use super::gpu_unit::{GpuUnit, Sharing, WHOLE_MILLI, mig_milli};
 use super::ids::NodeName;
 
 /// What a job asks for, on each of its nodes.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ResourceRequest {
     /// Number of nodes, at least 1.
     pub nodes: u32,
@@ -71,7 +71,7 @@ impl Default for ResourceRequest {
 }
 
 /// What a job wants of a GPU.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum UnitRequest {
     /// All of it.
     #[default]
@@ -94,13 +94,7 @@ impl UnitRequest {
     pub fn milli(&self) -> u16 {
         match self {
             Self::Whole | Self::Least => WHOLE_MILLI,
-            // A GPU has seven compute slices.
-            Self::Mig(profile) => {
-                let compute = profile
-                    .split_once('g')
-                    .and_then(|(compute, _)| compute.parse().ok());
-                compute.map_or(WHOLE_MILLI, |compute: u16| WHOLE_MILLI * compute.clamp(1, 7) / 7)
-            }
+            Self::Mig(profile) => mig_milli(profile),
             Self::Share { milli, .. } => *milli,
         }
     }
@@ -143,6 +137,23 @@ pub struct NodeAllocation {
 pub struct Allocation {
     /// One entry a node; the position is the rank.
     pub nodes: Vec<NodeAllocation>,
+}
+
+impl Allocation {
+    /// GPUs, in thousandths: slices and shares count as the part that they are.
+    pub fn gpu_milli(&self) -> u64 {
+        let units = self.nodes.iter().flat_map(|part| &part.gpus);
+        units.map(|unit| u64::from(unit.slice.milli())).sum()
+    }
+}
+
+impl ResourceRequest {
+    /// GPUs over all its nodes, in thousandths, as far as that is known before they are placed.
+    pub fn gpu_milli(&self) -> u64 {
+        let of =
+            |one: &Self| u64::from(one.nodes) * u64::from(one.gpus_per_node) * u64::from(one.unit.milli());
+        self.components().map(of).sum()
+    }
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::ids::{JobId, NodeName, SessionId, SessionName, UserName};
 use super::resources::ResourceRequest;
+use super::terms::TermsRequest;
 use super::time::Timestamp;
 
 /// States of a session.
@@ -39,6 +40,9 @@ pub struct SessionSpec {
     pub env: BTreeMap<String, String>,
     /// Working directory; empty: the home.
     pub workdir: String,
+    /// On what terms its jobs wait and run.
+    #[serde(default)]
+    pub terms: TermsRequest,
     /// What else its containers are to be.
     #[serde(default)]
     pub container: ContainerOptions,

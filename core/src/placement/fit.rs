@@ -43,6 +43,8 @@ pub(super) enum Lack {
     Memory,
     /// Root for its users; the number of its kind.
     Root(u32),
+    /// A place among the nodes that may be meant at all.
+    NotInPartition,
     /// Its name among those that alone will do.
     NotListed,
     /// A name that is not to be left out.

@@ -437,6 +437,13 @@ impl Hosts {
         some
     }
 
+    /// GPUs of all of them.
+    pub fn gpus(&self) -> u64 {
+        let counts = self.counts.iter();
+        let of_kind = counts.map(|(kind, count)| self.kinds[kind].host.gpus() as u64 * *count as u64);
+        of_kind.sum()
+    }
+
     /// There are none.
     pub fn is_empty(&self) -> bool {
         self.hosts.is_empty()

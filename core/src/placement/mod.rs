@@ -49,6 +49,7 @@ use std::collections::BTreeSet;
 
 use crate::model::gpu::Inventory;
 use crate::model::ids::NodeName;
+use crate::model::partition::NodeSet;
 use crate::model::resources::{NodeAllocation, ResourceRequest};
 
 /// What a job's nodes must have.
@@ -58,11 +59,17 @@ pub struct Needs<'a> {
     pub request: &'a ResourceRequest,
     /// Its user is to be root in the containers, which not every host can do.
     pub root: bool,
+    /// Which nodes may be meant at all.
+    pub within: Option<&'a NodeSet>,
 }
 
 impl<'a> From<&'a ResourceRequest> for Needs<'a> {
     fn from(request: &'a ResourceRequest) -> Self {
-        Self { request, root: false }
+        Self {
+            request,
+            root: false,
+            within: None,
+        }
     }
 }
 

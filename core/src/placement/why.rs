@@ -12,6 +12,7 @@ use crate::model::constraints::Constraints;
 use crate::model::features::FeatureExpression;
 use crate::model::gpu_unit::WHOLE_MILLI;
 use crate::model::ids::NodeName;
+use crate::model::partition::NodeSet;
 use crate::model::resources::{ResourceRequest, UnitRequest};
 
 /// Most slices of a host that are tried one by one as the nearest thing.
@@ -126,6 +127,8 @@ pub enum Refusal {
         /// CPUs asked for.
         wanted: u32,
     },
+    /// It is not in the partition.
+    NotInPartition,
     /// The request names its nodes, and not this one.
     NotListed,
     /// The request leaves it out.
@@ -229,6 +232,7 @@ impl fmt::Display for Refusal {
             Self::FewerGpus { wanted, model } => write!(f, "fewer than {wanted} {}", gpus(*wanted, model)),
             Self::NoNvlinkSet { wanted } => write!(f, "no {wanted} GPUs joined by NVLink"),
             Self::FewerCpus { wanted } => write!(f, "fewer than {wanted} CPUs"),
+            Self::NotInPartition => f.write_str("not in the partition"),
             Self::NotListed => f.write_str("not in --nodelist"),
             Self::Excluded => f.write_str("in --exclude"),
             Self::Features {
@@ -328,6 +332,7 @@ pub(super) fn not(hosts: &Hosts, needs: Needs<'_>, assume: Assume) -> WhyNot {
             hosts,
             request,
             root: needs.root,
+            within: needs.within,
             assume,
         }
         .nearest(),
@@ -442,6 +447,7 @@ fn refusal(hosts: &Hosts, lack: Lack, request: &ResourceRequest) -> Refusal {
         Lack::Memory => Refusal::LessMemory {
             wanted: request.memory_bytes_per_node,
         },
+        Lack::NotInPartition => Refusal::NotInPartition,
         Lack::NotListed => Refusal::NotListed,
         Lack::Excluded => Refusal::Excluded,
         // Only what asks for features lacks them.
@@ -462,6 +468,7 @@ struct Near<'a> {
     hosts: &'a Hosts,
     request: &'a ResourceRequest,
     root: bool,
+    within: Option<&'a NodeSet>,
     assume: Assume,
 }
 
@@ -487,6 +494,7 @@ impl<'a> Near<'a> {
     {
         let needs = Needs {
             root: self.root,
+            within: self.within,
             ..request.into()
         };
         candidates(self.hosts, needs, self.assume)
@@ -507,6 +515,7 @@ impl<'a> Near<'a> {
         let request = self.request;
         let needs = Needs {
             root: self.root,
+            within: self.within,
             ..request.into()
         };
         let (fitting, _) = lacks(self.hosts, needs, self.assume);

@@ -1,14 +1,19 @@
-//! In which order pending jobs are looked at.
+//! The queue: in which order jobs start, and what they may hold.
+//!
+//! What is here decides nothing about nodes: [`fair_tree`] and [`priority`] order pending jobs, [`tally`] counts
+//! what is held against limits, [`pending`] arranges what waits for passes.
 
-use crate::broker::State;
-use crate::model::ids::JobId;
+pub mod fair_tree;
+pub mod pending;
+pub mod priority;
+pub mod profile;
+pub mod tally;
+pub mod usage;
 
-/// Pending jobs, the next one first: first come, first served.
-pub fn order(state: &State) -> impl Iterator<Item = JobId> + '_ {
-    state.queue.iter().copied()
-}
+#[cfg(test)]
+mod tests;
 
-/// Whether one pending job is looked at after another.
-pub fn is_behind(job: JobId, other: JobId) -> bool {
-    job > other
-}
+pub use pending::{Class, ClassKey, Pending, Wait};
+pub use priority::{Factors, Points, Weights};
+pub use tally::{Holder, Limit, Reached, Tallies, Tally};
+pub use usage::{Decay, Usage};

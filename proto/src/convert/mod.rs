@@ -12,6 +12,7 @@ mod mig;
 mod observed;
 mod request;
 mod rights;
+mod terms;
 
 use carrel_core::model::features::BadExpression;
 use carrel_core::model::host_list::BadHostList;

@@ -140,6 +140,7 @@ impl From<&SessionSpec> for v1::SessionSpec {
             workdir: spec.workdir.clone(),
             mounts: spec.container.mounts.iter().map(Into::into).collect(),
             root: spec.container.root,
+            terms: Some((&spec.terms).into()).filter(|terms| *terms != v1::Terms::default()),
         }
     }
 }

@@ -89,7 +89,7 @@ fn is_over(state: &State, node: &Node, key: JobKey) -> bool {
         return false;
     };
     match &job.phase {
-        Phase::Pending { .. } => false,
+        Phase::Pending => false,
         Phase::Placed(_) => {
             let mut parts = placed.allocation.nodes.iter().zip(&placed.ranks);
             parts.any(|(part, rank)| part.node == node.name && rank.released)
@@ -121,7 +121,7 @@ pub fn wrongly_lost(job: &Job, nodes: &BTreeMap<String, Node>, now: u64) -> Opti
         .filter(|placed| placed.allocation.nodes.len() == 1)?;
     let ending = match &job.phase {
         Phase::Ended { ending, .. } => Some(ending),
-        Phase::Pending { .. } | Phase::Placed(_) => placed.ending.as_ref(),
+        Phase::Pending | Phase::Placed(_) => placed.ending.as_ref(),
     };
     let ending = ending.filter(|ending| ending.state == JobState::NodeFail)?;
     let key = JobKey {

@@ -7,6 +7,7 @@ use carrel_core::broker::{Broker, Caller, Input, OpenSession, Reply, SessionRef,
 use carrel_core::model::ids::{JobId, JobKey, SessionId};
 use carrel_core::model::resources::{ResourceRequest, UnitRequest};
 use carrel_core::model::session::{ContainerOptions, SessionSpec};
+use carrel_core::model::terms::TermsRequest;
 
 use super::node::GPUS;
 use super::world::{USERS, World, caller, cluster, user};
@@ -89,6 +90,7 @@ impl World {
             time_limit: Duration::from_mins(2 + self.rng.below(30)),
             env: BTreeMap::new(),
             workdir: String::new(),
+            terms: TermsRequest::default(),
             container: ContainerOptions::default(),
         };
         let request = OpenSession {

@@ -10,11 +10,12 @@ use crate::broker::{Broker, Call, Reject, RejectKind, Reply};
 use crate::model::audit::Action;
 use crate::model::gpu::Inventory;
 use crate::model::gpu_unit::{GpuUnit, Slice};
-use crate::model::ids::{ClusterId, JobKey, NodeName, SessionId, SessionName, UserName};
+use crate::model::ids::{ClusterId, JobKey, NodeName, QosName, SessionId, SessionName, UserName};
 use crate::model::job::{Job, JobKind, Phase, Placed, RankStatus};
 use crate::model::node::{NodeRecord, ObservedPhase};
 use crate::model::resources::{Allocation, NodeAllocation, ResourceRequest, UnitRequest};
 use crate::model::session::{ContainerOptions, Session, SessionSpec};
+use crate::model::terms::{Terms, TermsRequest};
 use crate::model::time::Timestamp;
 
 impl Broker {
@@ -132,9 +133,11 @@ impl Broker {
                 time_limit: session.spec.time_limit,
                 submitted: adopted.placed.started,
                 after: None,
-                phase: Phase::Pending {
-                    reason: String::new(),
-                },
+                terms: Terms::default(),
+                hold: None,
+                begin: None,
+                past_runs: Vec::new(),
+                phase: Phase::Pending,
             })
         };
         let record = &mut self.state.cluster;
@@ -183,6 +186,7 @@ impl Broker {
                 time_limit: placed.deadline.since(placed.started).max(Duration::from_mins(1)),
                 env: std::collections::BTreeMap::new(),
                 workdir: String::new(),
+                terms: TermsRequest::default(),
                 container: ContainerOptions::default(),
             },
             created: now,
@@ -260,7 +264,7 @@ impl State {
             .map(|part| part.seen.deadline)
             .max()
             .unwrap_or_default();
-        let allocation = parts.iter().map(|FoundPart { node, seen }| NodeAllocation {
+        let nodes = parts.iter().map(|FoundPart { node, seen }| NodeAllocation {
             node: node.clone(),
             gpus: seen.gpus.clone(),
             cpus: seen.cpus,
@@ -273,14 +277,16 @@ impl State {
             containment: part.seen.containment,
             binding: part.seen.binding.clone(),
         });
+        let allocation = Allocation {
+            nodes: nodes.collect(),
+        };
         Ok(Adoptable {
             owner,
             session,
             placed: Placed {
                 generation: key.generation,
-                allocation: Allocation {
-                    nodes: allocation.collect(),
-                },
+                billing_milli: self.billing_milli(&QosName::normal(), &allocation),
+                allocation,
                 started,
                 deadline,
                 ranks: ranks.collect(),
@@ -329,9 +335,8 @@ impl State {
         const HINT: &str = "it goes on until its deadline, or until `carrel found end`";
         let taken = |message: String| Err(Reject::new(RejectKind::AlreadyExists, message).hint(HINT));
         if let Some(job) = self.jobs.get(&key.job) {
-            let same = matches!(job.phase, Phase::Pending { .. })
-                && job.session == Some(session)
-                && job.owner == *owner;
+            let same =
+                matches!(job.phase, Phase::Pending) && job.session == Some(session) && job.owner == *owner;
             if !same {
                 return taken(format!("job {} is another one by now, of {}", key.job, job.owner));
             }

@@ -18,7 +18,7 @@ impl Broker {
             return;
         };
         match &job.phase {
-            Phase::Pending { .. } => {
+            Phase::Pending => {
                 self.audit_end(&job, &ending, None);
                 self.put_job(Job {
                     phase: Phase::Ended {

@@ -282,7 +282,7 @@ impl Broker {
             .filter(|seen| seen.cluster == self.state.cluster.id)
             .filter(|seen| {
                 let job = self.state.jobs.get(&seen.key.job);
-                job.is_some_and(|job| matches!(job.phase, Phase::Pending { .. }))
+                job.is_some_and(|job| matches!(job.phase, Phase::Pending))
             })
             .map(|seen| seen.key)
             .collect();

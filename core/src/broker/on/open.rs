@@ -12,6 +12,7 @@ use crate::model::job::{Job, JobKind, Phase};
 use crate::model::policy::Refusal;
 use crate::model::resources::{ResourceRequest, UnitRequest, model_matches};
 use crate::model::session::{Session, SessionSpec};
+use crate::model::terms::Terms;
 use crate::model::time::Timestamp;
 use crate::placement::MAX_COMPONENTS;
 
@@ -53,7 +54,7 @@ impl Broker {
             None => None,
         };
         match existing.and_then(|id| self.state.sessions.get(&id)).cloned() {
-            Some(session) => self.reopen(now, (*session).clone(), request),
+            Some(session) => self.reopen(now, caller, (*session).clone(), request),
             None => self.create(now, caller, request),
         }
     }
@@ -69,6 +70,7 @@ impl Broker {
     fn reopen(
         &mut self,
         now: Timestamp,
+        caller: &Caller,
         mut session: Session,
         request: OpenSession,
     ) -> Result<Reply, Reject> {
@@ -99,16 +101,17 @@ impl Broker {
             }
             return Ok(Reply::Session(session.id, false));
         }
+        let wanted = request.spec.as_ref().unwrap_or(&session.spec);
+        let terms = self.state.terms(&session.owner, caller.role, &wanted.terms)?;
         if let Some(spec) = request.spec {
-            session.spec = self.state.complete(spec)?;
+            session.spec = self.state.complete(spec, &terms)?;
         }
-        self.state.must_be_allowed(&session.owner, &session.spec)?;
-        self.state.must_make_sense(&session.spec.request)?;
-        self.state.must_be_possible(&session.spec)?;
+        self.state
+            .must_be_acceptable(&session.owner, &session.spec, &terms)?;
         session.ephemeral = request.ephemeral;
         session.request_key = request.request_key;
         let id = session.id;
-        self.submit(now, session, live.map(|job| job.id))?;
+        self.submit(now, session, terms, live.map(|job| job.id))?;
         Ok(Reply::Session(id, true))
     }
 
@@ -121,10 +124,9 @@ impl Broker {
                 )),
             );
         };
-        let spec = self.state.complete(spec)?;
-        self.state.must_be_allowed(&caller.user, &spec)?;
-        self.state.must_make_sense(&spec.request)?;
-        self.state.must_be_possible(&spec)?;
+        let terms = self.state.terms(&caller.user, caller.role, &spec.terms)?;
+        let spec = self.state.complete(spec, &terms)?;
+        self.state.must_be_acceptable(&caller.user, &spec, &terms)?;
         let owned = self.state.sessions_of(&caller.user).count();
         if owned >= MAX_SESSIONS_PER_USER {
             return Err(Reject::new(
@@ -155,7 +157,7 @@ impl Broker {
             shares: BTreeMap::new(),
         };
         self.state.cluster.next_session += 1;
-        self.submit(now, session, None)?;
+        self.submit(now, session, terms, None)?;
         Ok(Reply::Session(id, true))
     }
 
@@ -179,8 +181,14 @@ impl Broker {
         unreachable!("names are endless")
     }
 
-    fn submit(&mut self, now: Timestamp, mut session: Session, after: Option<JobId>) -> Result<(), Reject> {
-        if self.state.queue.len() >= MAX_PENDING {
+    fn submit(
+        &mut self,
+        now: Timestamp,
+        mut session: Session,
+        terms: Terms,
+        after: Option<JobId>,
+    ) -> Result<(), Reject> {
+        if self.state.pending.len() >= MAX_PENDING {
             return Err(
                 Reject::new(RejectKind::Exhausted, format!("{MAX_PENDING} jobs wait already"))
                     .hint("try again when some have started"),
@@ -199,9 +207,11 @@ impl Broker {
             time_limit: session.spec.time_limit,
             submitted: now,
             after,
-            phase: Phase::Pending {
-                reason: "None".to_owned(),
-            },
+            terms,
+            hold: None,
+            begin: None,
+            past_runs: Vec::new(),
+            phase: Phase::Pending,
         };
         session.job = Some(id);
         self.put_session(session);
@@ -214,7 +224,11 @@ impl Broker {
 
 impl State {
     /// Fills in the cluster's defaults, and refuses what makes no sense.
-    pub(in crate::broker) fn complete(&self, mut spec: SessionSpec) -> Result<SessionSpec, Reject> {
+    pub(in crate::broker) fn complete(
+        &self,
+        mut spec: SessionSpec,
+        terms: &Terms,
+    ) -> Result<SessionSpec, Reject> {
         let invalid = |message: String| Err(Reject::new(RejectKind::Invalid, message));
         let settings = &self.settings;
         let components = spec.request.components().count();
@@ -227,7 +241,7 @@ impl State {
             must_be_of_this_world(request)?;
         }
         if spec.time_limit.is_zero() {
-            spec.time_limit = settings.default_time;
+            spec.time_limit = self.default_time(terms);
         }
         if spec.time_limit > settings.max_time {
             return Err(Reject::new(
@@ -270,12 +284,21 @@ impl State {
         Ok(spec)
     }
 
-    /// Refuses what operators do not let a user have.
-    pub(in crate::broker) fn must_be_allowed(
+    /// Refuses what a user may not have, or could never get.
+    pub(in crate::broker) fn must_be_acceptable(
         &self,
         user: &UserName,
         spec: &SessionSpec,
+        terms: &Terms,
     ) -> Result<(), Reject> {
+        self.must_be_allowed(user, spec)?;
+        self.must_make_sense(&spec.request)?;
+        self.must_keep_limits(user, terms, spec.request.gpu_milli(), spec.time_limit)?;
+        self.must_be_possible(spec, terms)
+    }
+
+    /// Refuses what operators do not let a user have.
+    fn must_be_allowed(&self, user: &UserName, spec: &SessionSpec) -> Result<(), Reject> {
         let allowed = self.settings.policy.allows(user, &spec.image, &spec.container);
         allowed.map_err(|Refusal { message, hint }| Reject::new(RejectKind::Denied, message).hint(hint))
     }

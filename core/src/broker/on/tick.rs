@@ -22,6 +22,7 @@ impl Broker {
         }
         self.end_overdue(now);
         self.end_patience(now);
+        self.output.room |= self.state.let_begin(now);
         self.give_up_lost_nodes(now);
         self.forget_expired_tokens(now);
         Ok(Reply::Done)

@@ -67,7 +67,7 @@ impl World {
     fn refused(&mut self, spec: SessionSpec) -> Reject {
         let request = Input::OpenSession(caller("alice"), open("never", spec));
         let reject = self.handle(request).expect_err("a refusal");
-        assert!(self.broker.state().queue.is_empty(), "nothing waits");
+        assert!(self.broker.state().pending.is_empty(), "nothing waits");
         reject
     }
 }
@@ -106,7 +106,11 @@ fn nodes_are_chosen_by_name_and_feature() {
         ..Constraints::default()
     };
     let (_, behind) = world.open("bob", open("behind", whole(1, elsewhere)));
-    assert_eq!(world.state(behind), JobState::Pending, "first come, first served");
+    assert_eq!(
+        world.nodes_of(behind),
+        ["n1"],
+        "it takes nothing from the one before it"
+    );
 }
 
 #[test]

@@ -37,12 +37,13 @@ fn a_start_is_when_enough_has_ended() {
     let asked = for_minutes(5, 4);
     assert_eq!(
         choices(&world, &planned(&world, asked.clone()))[0],
-        (Some(90), true, 4)
+        (Some(10), true, 4),
+        "it is over before those GPUs are promised for"
     );
     let (_, id) = world.open("alice", open("dev", asked));
     let at =
         |id| start_of(world.broker.state(), id, world.now).map(|start| (start.at.0 - world.now.0) / 60_000);
-    assert_eq!((at(whole), at(id)), (Some(30), Some(90)));
+    assert_eq!((at(whole), at(id)), (Some(30), Some(10)));
     // Asking changes nothing.
     assert_eq!(world.state(id), JobState::Pending);
     assert_eq!(check(world.broker.state()), []);

@@ -55,7 +55,7 @@ fn the_next_job_starts_with_the_release_that_makes_room() {
         "{}",
         world.reason(second)
     );
-    assert_eq!(world.reason(third), format!("Priority: behind job {second}"));
+    assert_eq!(world.reason(third), "Resources: no free GPU on 1 node");
     assert_eq!(queue_position(world.broker.state(), third), Some(2));
 
     world.must(Input::StopSession(

@@ -1,5 +1,6 @@
 //! The state machine, seen from outside: inputs, and what they cause.
 
+mod backfill;
 mod constraints;
 mod forecast;
 mod found;
@@ -25,6 +26,7 @@ use crate::model::job::{Containment, Job, JobState};
 use crate::model::node::{EndCause, Observed, ObservedJob, ObservedPhase};
 use crate::model::resources::{ResourceRequest, UnitRequest};
 use crate::model::session::{ContainerOptions, SessionSpec};
+use crate::model::terms::TermsRequest;
 use crate::model::time::Timestamp;
 use crate::model::topology::{Link, LinkMatrix};
 use crate::model::user::{NodeToken, Role, User};
@@ -139,6 +141,7 @@ fn gpus(count: u32) -> SessionSpec {
         time_limit: Duration::ZERO,
         env: BTreeMap::new(),
         workdir: String::new(),
+        terms: TermsRequest::default(),
         container: ContainerOptions::default(),
     }
 }

@@ -13,6 +13,7 @@ use carrel_core::model::job::{Containment, FenceReport};
 use carrel_core::model::node::{Desired, Observed, ObservedJob, ObservedPhase};
 use carrel_core::model::resources::ResourceRequest;
 use carrel_core::model::session::{ContainerOptions, SessionSpec};
+use carrel_core::model::terms::TermsRequest;
 use carrel_core::model::time::Timestamp;
 use carrel_core::model::topology::{Link, LinkMatrix};
 use carrel_core::model::user::{NodeToken, Role, User};
@@ -242,6 +243,7 @@ fn broker() -> (Broker, Vec<Change>) {
             time_limit: Duration::ZERO,
             env: std::collections::BTreeMap::new(),
             workdir: String::new(),
+            terms: TermsRequest::default(),
             container: ContainerOptions::default(),
         }),
         must_start: true,

@@ -1,0 +1,373 @@
+//! Promised starts: when and where a job that waits starts at the latest, and what may start before it.
+//!
+//! A pass goes through pending jobs in order. The first that cannot start are each promised a time and a place:
+//! where what runs there, and what is promised to those before it, has ended by then. Whoever comes behind may
+//! start now if the GPUs, CPUs and memory that it takes are back by the time that they are promised for. So a
+//! promise is kept as long as nobody in front comes, no node is lost, and no deadline is moved.
+//!
+//! This is conservative backfill (Mu'alem and Feitelson, IEEE TPDS 12(6), 2001) for the first so many jobs,
+//! with placement's own answer in place of a count of nodes.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use imbl::OrdMap;
+
+use super::state::State;
+use super::usage::NodeUsage;
+use crate::model::ids::{Generation, JobId, JobKey, NodeName};
+use crate::model::job::Job;
+use crate::model::resources::{Allocation, ResourceRequest};
+use crate::model::time::Timestamp;
+use crate::placement::{Assume, Hosts, place};
+use crate::queue::profile::{Free, Profile};
+
+/// Times at which a place is looked for; after these the one when everything has ended.
+const MAX_TRIES: usize = 12;
+/// Promises that are looked at again in one pass because they could be better.
+const MAX_IMPROVED: usize = 4;
+
+/// A start that is promised.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Promise {
+    /// To whom.
+    pub job: JobId,
+    /// When at the latest.
+    pub start: Timestamp,
+    /// Until when it may hold what it gets.
+    pub end: Timestamp,
+    /// On what.
+    pub allocation: Allocation,
+}
+
+impl Promise {
+    fn key(&self) -> JobKey {
+        JobKey {
+            job: self.job,
+            generation: Generation(0),
+        }
+    }
+
+    fn overlaps(&self, from: Timestamp, until: Timestamp) -> bool {
+        self.start < until && self.end > from
+    }
+
+    fn on<'a>(
+        &'a self,
+        node: &'a NodeName,
+    ) -> impl Iterator<Item = &'a crate::model::resources::NodeAllocation> {
+        self.allocation
+            .nodes
+            .iter()
+            .filter(move |part| part.node == *node)
+    }
+}
+
+/// The promises of one pass, in the order in which they are made.
+#[derive(Default)]
+pub(super) struct Promises {
+    now: Timestamp,
+    made: Vec<Arc<Promise>>,
+    /// Hosts without what the first so many promises, by their starts, are for.
+    shadows: BTreeMap<usize, Hosts>,
+    profile: Option<Profile>,
+    improved: usize,
+}
+
+impl Promises {
+    /// None yet.
+    pub fn at(now: Timestamp) -> Self {
+        Self {
+            now,
+            ..Self::default()
+        }
+    }
+
+    /// These.
+    pub fn of(now: Timestamp, made: Vec<Arc<Promise>>) -> Self {
+        Self {
+            now,
+            made,
+            ..Self::default()
+        }
+    }
+
+    /// All, in order.
+    pub fn made(&self) -> &[Arc<Promise>] {
+        &self.made
+    }
+
+    fn by_start(&self) -> Vec<&Promise> {
+        let mut by_start: Vec<&Promise> = self.made.iter().map(Arc::as_ref).collect();
+        by_start.sort_by_key(|promise| (promise.start, promise.job));
+        by_start
+    }
+
+    /// The first of those who were promised something before a time.
+    pub fn before(&self, until: Timestamp) -> Option<&Promise> {
+        self.made
+            .iter()
+            .map(Arc::as_ref)
+            .find(|promise| promise.start < until)
+    }
+
+    /// The hosts with what of them may be held from now until a time; none: all that is free may.
+    pub fn hosts_until(&mut self, state: &State, until: Timestamp) -> Option<&Hosts> {
+        let by_start = self.by_start();
+        let count = by_start.partition_point(|promise| promise.start < until);
+        if count == 0 {
+            return None;
+        }
+        if !self.shadows.contains_key(&count) {
+            let kept = &by_start[..count];
+            let mut hosts = state.hosts.clone();
+            let mut nodes: Vec<&NodeName> = kept
+                .iter()
+                .flat_map(|promise| promise.allocation.nodes.iter().map(|part| &part.node))
+                .collect();
+            nodes.sort_unstable();
+            nodes.dedup();
+            for node in nodes {
+                shade(state, &mut hosts, node, self.now, kept);
+            }
+            self.shadows.insert(count, hosts);
+        }
+        self.shadows.get(&count)
+    }
+
+    /// Something was given away of these nodes.
+    pub fn given(&mut self, state: &State, nodes: &[NodeName]) {
+        self.profile = None;
+        let by_start: Vec<Promise> = self.by_start().into_iter().cloned().collect();
+        let by_start: Vec<&Promise> = by_start.iter().collect();
+        for (count, hosts) in &mut self.shadows {
+            for node in nodes {
+                shade(state, hosts, node, self.now, &by_start[..*count]);
+            }
+        }
+    }
+
+    /// Promises a job the earliest start that can be kept, no later than what it was promised before; `former` is what
+    /// was promised to all that have not been looked at. None has to give way so that another's promise gets better.
+    pub fn promise(
+        &mut self,
+        state: &State,
+        job: &Job,
+        asked: &ResourceRequest,
+        former: &OrdMap<JobId, Arc<Promise>>,
+    ) -> Option<Arc<Promise>> {
+        let kept = former.get(&job.id).filter(|former| self.holds(state, former));
+        let promise = match kept {
+            Some(kept) => {
+                let done = |id: &JobId| self.made.iter().any(|made| made.job == *id);
+                let others = former
+                    .values()
+                    .filter(|other| other.job != job.id && !done(&other.job));
+                let others: Vec<Arc<Promise>> = others.cloned().collect();
+                let better = (self.improved < MAX_IMPROVED)
+                    .then(|| self.earliest(state, job, asked, Some(kept.start), &others))
+                    .flatten();
+                better.map_or_else(|| Arc::clone(kept), Arc::new)
+            }
+            None => Arc::new(self.earliest(state, job, asked, None, &[])?),
+        };
+        self.make(&promise);
+        Some(promise)
+    }
+
+    fn make(&mut self, promise: &Arc<Promise>) {
+        self.made.push(Arc::clone(promise));
+        self.shadows.clear();
+    }
+
+    /// Whether what was promised before can still be kept, beside what was promised since to those in front.
+    fn holds(&self, state: &State, former: &Promise) -> bool {
+        let promises = self.by_start();
+        former.start >= self.now
+            && former.allocation.nodes.iter().all(|part| {
+                let Some(node) = state.nodes.get(&part.node) else {
+                    return false;
+                };
+                let used = usage_between(state, &part.node, self.now, (former.start, former.end), &promises);
+                let has = |unit: &crate::model::gpu_unit::GpuUnit| {
+                    let mut gpus = node.inventory.gpus.iter();
+                    gpus.any(|gpu| gpu.uuid == unit.gpu && gpu.drained.is_none())
+                };
+                state.unavailable(&part.node).is_none()
+                    && part
+                        .gpus
+                        .iter()
+                        .all(|unit| has(unit) && used.in_the_way(unit).is_none())
+                    && used.cpus + u64::from(part.cpus) <= u64::from(node.inventory.cpus)
+                    && used.memory.saturating_add(part.memory_bytes) <= node.inventory.memory_bytes
+            })
+    }
+
+    /// The earliest start that is found, if it is before a time.
+    fn earliest(
+        &mut self,
+        state: &State,
+        job: &Job,
+        asked: &ResourceRequest,
+        before: Option<Timestamp>,
+        others: &[Arc<Promise>],
+    ) -> Option<Promise> {
+        let profile = self.profile.get_or_insert_with(|| profile(state, self.now));
+        let wanted = |request: &ResourceRequest| Free {
+            gpu_milli: u64::from(request.gpus_per_node) * u64::from(request.unit.milli()),
+            cpus: request.cpus_per_node.into(),
+            memory: request.memory_bytes_per_node,
+        };
+        // Of several components the least demanding one says when a node may be of use.
+        let least = asked.components().map(wanted).reduce(Free::least)?;
+        let nodes = usize::try_from(asked.all_nodes()).unwrap_or(usize::MAX);
+        let free_at = profile.free_at(least);
+        let first = free_at.get(nodes.checked_sub(1)?)?.0;
+        let is_better = |at: Timestamp| before.is_none_or(|before| at < before);
+        if !is_better(first) {
+            return None;
+        }
+        self.improved += usize::from(before.is_some());
+        let ends = self.made.iter().chain(others).map(|promise| promise.end);
+        let mut times: Vec<Timestamp> = profile.ends().chain(ends).filter(|at| *at >= first).collect();
+        times.push(first);
+        times.sort_unstable();
+        times.dedup();
+        let mut promises = self.by_start();
+        promises.extend(others.iter().map(Arc::as_ref));
+        for at in tries(&times).take_while(|at| is_better(*at)) {
+            let end = at.after(job.time_limit).after(state.settings.grace);
+            let useful = free_at.iter().take_while(|(free, _)| *free <= at);
+            let useful: Vec<&NodeName> = useful.map(|(_, node)| node).collect();
+            let mut hosts = state.hosts.only(useful.iter().copied());
+            for node in useful {
+                let usage = usage_between(state, node, self.now, (at, end), &promises);
+                if let Some(room) = state.room_beside(node, Some(&usage)) {
+                    hosts.set_room(node, room);
+                }
+            }
+            let Ok(parts) = place(&hosts, state.needs(job, asked), Assume::Now) else {
+                continue;
+            };
+            return Some(Promise {
+                job: job.id,
+                start: at,
+                end,
+                allocation: state.allocation(&parts, asked),
+            });
+        }
+        None
+    }
+}
+
+/// The first time, then ever farther ones, then the last.
+fn tries(times: &[Timestamp]) -> impl Iterator<Item = Timestamp> + '_ {
+    let steps = (0..MAX_TRIES).map(|step| (1usize << step) - 1);
+    let near = steps.take_while(|at| *at + 1 < times.len());
+    near.map(|at| times[at]).chain(times.last().copied())
+}
+
+/// Takes from a host what must not be held from now on because it is promised.
+fn shade(state: &State, hosts: &mut Hosts, node: &NodeName, now: Timestamp, promises: &[&Promise]) {
+    let until = Timestamp::MAX;
+    let usage = usage_between(state, node, now, (now, until), promises);
+    if let Some(room) = state.room_beside(node, Some(&usage)) {
+        hosts.set_room(node, room);
+    }
+}
+
+/// What is held of a node in a time to come, by what runs now and by promises: each GPU that anybody holds in it,
+/// and the most CPUs and memory that are held at once.
+fn usage_between(
+    state: &State,
+    node: &NodeName,
+    now: Timestamp,
+    (from, until): (Timestamp, Timestamp),
+    promises: &[&Promise],
+) -> NodeUsage {
+    let mut usage = state
+        .usage
+        .get(node)
+        .map(|usage| (**usage).clone())
+        .unwrap_or_default();
+    // Until when each job holds how many CPUs and how much memory.
+    let mut held: Vec<(Timestamp, u64, u64)> = Vec::new();
+    for id in state.placed_on.get(node).into_iter().flatten() {
+        let Some(job) = state.jobs.get(id) else { continue };
+        let (Some(placed), Some(key)) = (job.placed(), job.key()) else {
+            continue;
+        };
+        let end = state.end_of(placed, now).unwrap_or(Timestamp::MAX);
+        for part in placed.unreleased().filter(|part| part.node == *node) {
+            if end <= from {
+                usage.let_go(key, part);
+            } else {
+                held.push((end, part.cpus.into(), part.memory_bytes));
+            }
+        }
+    }
+    let (mut most_cpus, mut most_memory) = (usage.cpus, usage.memory);
+    let overlapping = || promises.iter().filter(|promise| promise.overlaps(from, until));
+    for promise in overlapping() {
+        promise
+            .on(node)
+            .for_each(|part| usage.hold_gpus(promise.key(), part));
+    }
+    for at in overlapping().map(|promise| promise.start.max(from)) {
+        let (mut cpus, mut memory) = (usage.cpus, usage.memory);
+        for (_, less_cpus, less_memory) in held.iter().filter(|(end, ..)| *end <= at) {
+            cpus = cpus.saturating_sub(*less_cpus);
+            memory = memory.saturating_sub(*less_memory);
+        }
+        for part in overlapping()
+            .filter(|promise| promise.start <= at && promise.end > at)
+            .flat_map(|promise| promise.on(node))
+        {
+            cpus += u64::from(part.cpus);
+            memory = memory.saturating_add(part.memory_bytes);
+        }
+        (most_cpus, most_memory) = (most_cpus.max(cpus), most_memory.max(memory));
+    }
+    (usage.cpus, usage.memory) = (most_cpus, most_memory);
+    usage
+}
+
+/// When how much of each node comes free.
+fn profile(state: &State, now: Timestamp) -> Profile {
+    let mut profile = Profile::default();
+    for (name, node) in &state.nodes {
+        if state.unavailable(name).is_some() {
+            continue;
+        }
+        let inventory = &node.inventory;
+        let usage = state.usage.get(name);
+        let held = usage.iter().flat_map(|usage| usage.gpus.values().flatten());
+        let held: u64 = held.map(|(_, slice)| u64::from(slice.milli())).sum();
+        let (cpus, memory) = usage.map_or((0, 0), |usage| (usage.cpus, usage.memory));
+        let free = Free {
+            gpu_milli: (inventory.gpus.len() as u64 * 1_000).saturating_sub(held),
+            cpus: u64::from(inventory.cpus).saturating_sub(cpus),
+            memory: inventory.memory_bytes.saturating_sub(memory),
+        };
+        profile.add_node(name.clone(), now, free);
+    }
+    for (_, id) in &state.deadlines {
+        let Some(placed) = state.jobs.get(id).and_then(|job| job.placed()) else {
+            continue;
+        };
+        let Some(end) = state.end_of(placed, now) else {
+            continue;
+        };
+        for part in placed.unreleased() {
+            let units = part.gpus.iter();
+            let freed = Free {
+                gpu_milli: units.map(|unit| u64::from(unit.slice.milli())).sum(),
+                cpus: part.cpus.into(),
+                memory: part.memory_bytes,
+            };
+            profile.add_end(&part.node, end, freed);
+        }
+    }
+    profile.sort();
+    profile
+}

@@ -1,0 +1,210 @@
+//! What follows from jobs: who waits with whom, who holds what, what time brings.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::state::State;
+use crate::model::account::Account;
+use crate::model::ids::JobId;
+use crate::model::job::{Hold, Job, Phase};
+use crate::model::resources::ResourceRequest;
+use crate::model::time::Timestamp;
+use crate::placement::{Assume, Needs, fits};
+use crate::queue::{ClassKey, Tallies};
+
+/// Why a pending job may not start, whatever is free.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Aside {
+    /// Somebody holds it.
+    Held(Hold),
+    /// It does not start before.
+    Begin(Timestamp),
+    /// Its session's former run holds something still.
+    Former(JobId),
+}
+
+impl State {
+    /// Puts a job in place of its former self, indexes and all.
+    pub(super) fn insert_job(&mut self, job: Arc<Job>) {
+        let old = self.jobs.insert(job.id, Arc::clone(&job));
+        if let Some(placed) = old.as_ref().and_then(|old| old.placed()) {
+            self.deadlines.remove(&(placed.deadline, job.id));
+            self.count_held(&job, placed, false);
+        }
+        if let Some(placed) = job.placed() {
+            self.deadlines.insert((placed.deadline, job.id));
+            self.count_held(&job, placed, true);
+        }
+        let decay = self.settings.queue.decay();
+        self.tallies.change(&self.accounts, old.as_deref(), &job, decay);
+        self.count_patience(old.as_deref(), &job);
+        self.count_waiting(old.as_deref(), &job);
+        let held = |job: &Job| job.last_placed().map(|placed| placed.allocation.nodes.clone());
+        let parts = old.as_deref().and_then(held).into_iter().chain(held(&job));
+        for part in parts.flatten() {
+            self.refresh(&part.node);
+        }
+        let over = |job: &Job| matches!(job.phase, Phase::Ended { .. });
+        // One that is over in a restored store may be found running.
+        if over(&job) != old.as_deref().is_some_and(over) {
+            self.see_to_dependents(job.id);
+        }
+    }
+
+    /// Puts an account in place of its former self. Its place in the tree may be another one: everything that is
+    /// counted on accounts is counted anew.
+    pub(super) fn insert_account(&mut self, account: Arc<Account>) {
+        let old = self.accounts.insert(account.name.clone(), Arc::clone(&account));
+        let same_place = old.as_ref().map(|old| &old.parent) == Some(&account.parent);
+        if !same_place {
+            self.count_anew();
+        }
+        self.standings.0 = Timestamp(0);
+    }
+
+    /// Counts all jobs on accounts anew.
+    pub(super) fn count_anew(&mut self) {
+        let decay = self.settings.queue.decay();
+        self.tallies = Tallies::default();
+        for job in self.jobs.values() {
+            self.tallies.change(&self.accounts, None, job, decay);
+        }
+    }
+
+    /// Takes note of when a job will ask for less, once, and forgets it when it waits no more.
+    fn count_patience(&mut self, old: Option<&Job>, job: &Job) {
+        let waits = |job: &Job| matches!(job.phase, Phase::Pending);
+        let times = job
+            .request
+            .relaxes_after()
+            .map(|time| (job.submitted.after(time), job.id));
+        match (old.is_some_and(waits), waits(job)) {
+            (false, true) => self.patience.extend(times),
+            (true, false) => times.for_each(|time| {
+                self.patience.remove(&time);
+            }),
+            (true, true) | (false, false) => {}
+        }
+    }
+
+    /// Puts a pending job among those that it waits with.
+    fn count_waiting(&mut self, old: Option<&Job>, job: &Job) {
+        if let Some(old) = old {
+            if let Some(begin) = old.begin {
+                self.begins.remove(&(begin, job.id));
+            }
+            if let Some(former) = old.after {
+                self.forget_dependent(former, job.id);
+            }
+        }
+        if !matches!(job.phase, Phase::Pending) {
+            self.pending.remove(job.id);
+            self.promises.remove(&job.id);
+            return;
+        }
+        // Until time has passed it: passes know what time it is.
+        if let Some(begin) = job.begin.filter(|begin| *begin > self.ticked) {
+            self.begins.insert((begin, job.id));
+        }
+        if let Some(former) = job.after {
+            self.dependents.entry(former).or_default().insert(job.id);
+        }
+        if self.aside(job).is_some() {
+            self.promises.remove(&job.id);
+            self.pending.set_aside(job.id);
+            return;
+        }
+        let patient = job.request.relaxes_after().next().is_some();
+        let key = ClassKey {
+            owner: job.owner.clone(),
+            terms: job.terms.clone(),
+            kind: job.kind,
+            request: Arc::new(job.request.clone()),
+            time_limit: job.time_limit,
+            root: self.wants_root(job),
+            alone: patient.then_some(job.id),
+        };
+        self.pending.insert(job.id, key, job.since());
+    }
+
+    fn forget_dependent(&mut self, former: JobId, job: JobId) {
+        if let Some(dependents) = self.dependents.get_mut(&former) {
+            dependents.remove(&job);
+            if dependents.is_empty() {
+                self.dependents.remove(&former);
+            }
+        }
+    }
+
+    /// Why a pending job may not start, whatever is free; none: it may.
+    pub fn aside(&self, job: &Job) -> Option<Aside> {
+        if let Some(hold) = job.hold {
+            return Some(Aside::Held(hold));
+        }
+        let former = job.after.and_then(|former| self.jobs.get(&former));
+        if let Some(former) = former.filter(|former| !former.state().is_final()) {
+            return Some(Aside::Former(former.id));
+        }
+        let begin = job.begin.filter(|begin| self.begins.contains(&(*begin, job.id)));
+        begin.map(Aside::Begin)
+    }
+
+    /// Jobs that wait for one may start when it is over, and only then.
+    fn see_to_dependents(&mut self, former: JobId) {
+        for id in self.dependents.get(&former).cloned().unwrap_or_default() {
+            self.look_again(id);
+        }
+    }
+
+    /// Jobs whose time to begin has come may start.
+    pub(super) fn let_begin(&mut self, now: Timestamp) -> bool {
+        self.ticked = self.ticked.max(now);
+        let due = self.begins.iter().take_while(|(at, _)| *at <= now);
+        let due: Vec<_> = due.copied().collect();
+        for entry in &due {
+            self.begins.remove(entry);
+            self.look_again(entry.1);
+        }
+        !due.is_empty()
+    }
+
+    /// Puts a pending job where it belongs by now.
+    fn look_again(&mut self, id: JobId) {
+        if let Some(job) = self.jobs.get(&id).cloned() {
+            self.count_waiting(Some(&job), &job);
+        }
+    }
+
+    /// What a pending job asks for by now; less than it was submitted with, once its patience is over or if that
+    /// can never be.
+    pub(super) fn asked_now<'a>(&self, job: &'a Job) -> Cow<'a, ResourceRequest> {
+        let over = |time: &Duration| !self.patience.contains(&(job.submitted.after(*time), job.id));
+        let times: Vec<Duration> = job.request.relaxes_after().collect();
+        let over = times.iter().filter(|time| over(time)).count();
+        let now = times[..over].last().copied().unwrap_or_default();
+        let stages = std::iter::once(now).chain(times[over..].iter().copied());
+        let mut stages = stages.map(|waited| job.request.after_waiting(waited)).peekable();
+        while let Some(stage) = stages.next() {
+            if stages.peek().is_none() || fits(&self.hosts, self.needs(job, &stage), Assume::Whole) {
+                return stage;
+            }
+        }
+        job.request.at_last()
+    }
+
+    /// What a job's nodes must have, where it asks for this.
+    pub(super) fn needs<'a>(&'a self, job: &Job, request: &'a ResourceRequest) -> Needs<'a> {
+        Needs {
+            request,
+            root: self.wants_root(job),
+            within: self.within(&job.terms),
+        }
+    }
+
+    /// A job's user is to be root in its containers.
+    fn wants_root(&self, job: &Job) -> bool {
+        let session = job.session.and_then(|id| self.sessions.get(&id));
+        session.is_some_and(|session| session.spec.container.root)
+    }
+}

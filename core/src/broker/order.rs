@@ -1,0 +1,266 @@
+//! In which order pending jobs are looked at.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::state::State;
+use crate::model::ids::{AccountName, JobId, QosName, UserName};
+use crate::model::job::{Job, JobKind};
+use crate::model::qos::MAX_PRIORITY;
+use crate::model::resources::Allocation;
+use crate::model::time::Timestamp;
+use crate::queue::fair_tree::{Branch, Standing, Standings, Who, standings};
+use crate::queue::{ClassKey, Factors, Holder, Points};
+
+/// How old fair-share may be: use hardly moves in less, against half-lives of days.
+const STANDINGS_AGE: Duration = Duration::from_mins(1);
+
+/// What decides between two pending jobs; the smallest comes first: an operator's hand, the score, the age, the id.
+pub(super) type Place = (i64, std::cmp::Reverse<i64>, Timestamp, JobId);
+
+/// A job's priority, factor by factor.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Priority {
+    /// An operator has put it before all others.
+    pub top: bool,
+    /// The lines.
+    pub points: Vec<Points>,
+    /// Level fair-share of its user beside the account's others; none: it was not worked out.
+    pub standing: Option<Standing>,
+    /// GPU-equivalent hours that its user has used in its account, decayed.
+    pub used_hours: f64,
+}
+
+impl Priority {
+    /// The sum.
+    pub fn total(&self) -> i64 {
+        self.points.iter().map(|line| line.points).sum()
+    }
+}
+
+impl State {
+    /// Works fair-share out anew, if that is due. Whether it was.
+    pub(super) fn refresh_standings(&mut self, now: Timestamp) -> bool {
+        let (at, known) = &self.standings;
+        let unknown = || {
+            let mut classes = self.pending.classes();
+            classes.any(|(_, class)| {
+                let key = &class.key;
+                !known.contains_key(&(key.terms.account.clone(), key.owner.clone()))
+            })
+        };
+        if *at != Timestamp(0) && at.after(STANDINGS_AGE) > now && !unknown() {
+            return false;
+        }
+        self.standings = (now, Arc::new(standings(&self.tree(now))));
+        true
+    }
+
+    /// The accounts and their users, and what they have used.
+    fn tree(&self, now: Timestamp) -> Vec<Branch> {
+        let decay = self.settings.queue.decay();
+        let mut users: BTreeMap<AccountName, BTreeMap<UserName, u32>> = BTreeMap::new();
+        for account in self.accounts.values() {
+            let members = account.members.iter();
+            let members = members.map(|(user, member)| (user.clone(), member.shares));
+            users.insert(account.name.clone(), members.collect());
+        }
+        // Who is in no account, or in one no more, has one share where there are jobs to count.
+        for (holder, _) in self.tallies.iter() {
+            if let Holder::Member(account, user) = holder {
+                let members = users.entry(account.clone()).or_default();
+                members.entry(user.clone()).or_insert(1);
+            }
+        }
+        let mut branches: BTreeMap<AccountName, Branch> = BTreeMap::new();
+        for (account, members) in users {
+            let below = members.into_iter().map(|(user, shares)| Branch {
+                usage: self
+                    .tallies
+                    .of(&Holder::Member(account.clone(), user.clone()))
+                    .usage
+                    .decayed(now, decay),
+                who: Who::User(account.clone(), user),
+                shares,
+                below: Vec::new(),
+            });
+            let branch = Branch {
+                shares: self.accounts.get(&account).map_or(1, |account| account.shares),
+                usage: self
+                    .tallies
+                    .of(&Holder::Account(account.clone()))
+                    .usage
+                    .decayed(now, decay),
+                below: below.collect(),
+                who: Who::Account(account.clone()),
+            };
+            branches.insert(account, branch);
+        }
+        self.grow(branches)
+    }
+
+    /// Hangs accounts below each other.
+    fn grow(&self, mut branches: BTreeMap<AccountName, Branch>) -> Vec<Branch> {
+        // The deepest first: whoever is hung up has everything below it by then.
+        let mut by_depth: Vec<(usize, AccountName)> = branches
+            .keys()
+            .map(|name| {
+                (
+                    crate::queue::tally::above(&self.accounts, name).len(),
+                    name.clone(),
+                )
+            })
+            .collect();
+        by_depth.sort_by(|a, b| b.0.cmp(&a.0).then_with(|| a.1.cmp(&b.1)));
+        let mut top = Vec::new();
+        for (_, name) in by_depth {
+            let Some(branch) = branches.remove(&name) else {
+                continue;
+            };
+            let parent = self
+                .accounts
+                .get(&name)
+                .and_then(|account| account.parent.as_ref());
+            match parent.and_then(|parent| branches.get_mut(parent)) {
+                Some(parent) => parent.below.push(branch),
+                None => top.push(branch),
+            }
+        }
+        top
+    }
+
+    /// What is known of jobs of a class, but for their age.
+    fn factors(&self, key: &ClassKey) -> Factors {
+        let of = |priority: u32| f64::from(priority.min(MAX_PRIORITY)) / f64::from(MAX_PRIORITY);
+        let terms = &key.terms;
+        let standing = self.standings.1.get(&(terms.account.clone(), key.owner.clone()));
+        Factors {
+            fair_share: standing.map_or(1.0, |standing| standing.factor),
+            size: self.share_of_cluster(key.request.gpu_milli()),
+            qos: self.qos.get(&terms.qos).map_or(0.0, |qos| of(qos.priority)),
+            partition: self
+                .partitions
+                .get(&terms.partition)
+                .map_or(0.0, |partition| of(partition.priority)),
+            interactive: match key.kind {
+                JobKind::Interactive => 1.0,
+                JobKind::Batch => 0.0,
+            },
+            since: Timestamp(0),
+            nice: terms.nice,
+        }
+    }
+
+    fn share_of_cluster(&self, gpu_milli: u64) -> f64 {
+        let all = self.hosts.gpus() * 1_000;
+        if all == 0 {
+            0.0
+        } else {
+            (gpu_milli as f64 / all as f64).min(1.0)
+        }
+    }
+
+    /// The place of one of a class's jobs.
+    pub(super) fn place_of(&self, key: &ClassKey, since: Timestamp, job: JobId) -> Place {
+        let factors = Factors {
+            since,
+            ..self.factors(key)
+        };
+        let score = self.settings.queue.weights.score(&factors);
+        let top = key.terms.top.unwrap_or(i64::MAX);
+        (top, std::cmp::Reverse(score), since, job)
+    }
+
+    /// The place of a pending job; none: it may not start yet.
+    pub(super) fn place_in_queue(&self, job: JobId) -> Option<Place> {
+        let (number, since) = self.pending.class_of(job)?;
+        let class = self.pending.class(number)?;
+        Some(self.place_of(&class.key, since, job))
+    }
+
+    /// All pending jobs, the next one first; those that may not start yet come last.
+    pub fn in_order(&self) -> Vec<JobId> {
+        let mut places: Vec<Place> = Vec::with_capacity(self.pending.len());
+        for (_, class) in self.pending.classes() {
+            let jobs = class.jobs.iter();
+            places.extend(jobs.map(|(since, job)| self.place_of(&class.key, *since, *job)));
+        }
+        places.sort_unstable();
+        let jobs = places.into_iter().map(|(.., job)| job);
+        jobs.chain(self.pending.aside()).collect()
+    }
+
+    /// Pending jobs that come before one, the next one first.
+    pub fn ahead_of(&self, job: JobId) -> Vec<JobId> {
+        let Some(own) = self.place_in_queue(job) else {
+            return Vec::new();
+        };
+        let mut ahead: Vec<Place> = Vec::new();
+        for (_, class) in self.pending.classes() {
+            // The age orders a class: those ahead of another job are the first ones.
+            let jobs = class.jobs.iter();
+            let places = jobs.map(|(since, job)| self.place_of(&class.key, *since, *job));
+            ahead.extend(places.take_while(|place| *place < own));
+        }
+        ahead.sort_unstable();
+        ahead.into_iter().map(|(.., job)| job).collect()
+    }
+
+    /// A pending job's priority, as it is now.
+    pub fn priority(&self, job: &Job, now: Timestamp) -> Priority {
+        let key = ClassKey {
+            owner: job.owner.clone(),
+            terms: job.terms.clone(),
+            kind: job.kind,
+            request: Arc::new(job.request.clone()),
+            time_limit: job.time_limit,
+            root: false,
+            alone: None,
+        };
+        let factors = Factors {
+            since: job.since(),
+            ..self.factors(&key)
+        };
+        let member = (job.terms.account.clone(), job.owner.clone());
+        let tally = self
+            .tallies
+            .of(&Holder::Member(member.0.clone(), member.1.clone()));
+        let used = tally.usage.decayed(now, self.settings.queue.decay());
+        Priority {
+            top: job.terms.top.is_some(),
+            points: self.settings.queue.weights.priority(&factors, now),
+            standing: self.standings.1.get(&member).copied(),
+            used_hours: used / 3_600.0,
+        }
+    }
+
+    /// What a job counts as that holds this, thousandths of GPU-equivalents.
+    pub(super) fn billing_milli(&self, qos: &QosName, held: &Allocation) -> u64 {
+        let queue = &self.settings.queue;
+        let model = |part: &crate::model::resources::NodeAllocation, gpu| {
+            let node = self.nodes.get(&part.node)?;
+            let all = node.inventory.gpus.iter();
+            Some(queue.gpu_weight(&all.into_iter().find(|one| one.uuid == gpu)?.model))
+        };
+        let of = |part: &crate::model::resources::NodeAllocation| -> u64 {
+            if part.gpus.is_empty() {
+                return u64::from(part.cpus) * u64::from(queue.cpu_weight);
+            }
+            let units = part.gpus.iter();
+            let weighed = units.map(|unit| {
+                let weight = model(part, unit.gpu.clone()).unwrap_or(1_000);
+                u64::from(unit.slice.milli()) * u64::from(weight) / 1_000
+            });
+            weighed.sum()
+        };
+        let held: u64 = held.nodes.iter().map(of).sum();
+        let factor = self.qos.get(qos).map_or(1_000, |qos| qos.usage_milli);
+        held * u64::from(factor) / 1_000
+    }
+}
+
+/// Fair-share of everybody, for lists.
+pub fn all_standings(state: &State) -> &Standings {
+    &state.standings.1
+}
