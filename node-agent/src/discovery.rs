@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 use crate::cpus::Kernel;
 use crate::gpu::{self, Given, NvmlSource};
 use crate::jobs::Slices;
+use crate::mps::Mps;
 use crate::runtime::Runtime;
 
 /// Between two looks: a GPU that fell off its bus is found by its jobs at once, and by others then.
@@ -47,6 +48,8 @@ pub struct Through {
     pub runtime: Runtime,
     /// What GPUs are cut into.
     pub slices: Slices,
+    /// Daemons of those that are shared by MPS.
+    pub mps: Mps,
 }
 
 /// Looks once: what NVML and the kernel say, less the GPUs that containers could not be given.
@@ -58,6 +61,7 @@ pub async fn look(through: &Through) -> Result<Host> {
         nvml,
         runtime,
         slices,
+        mps,
     } = through;
     let source = nvml.clone();
     let looking = tokio::task::spawn_blocking(move || gpu::discover(&source));
@@ -73,6 +77,7 @@ pub async fn look(through: &Through) -> Result<Host> {
         }
     }
     slices.correct(&mut inventory);
+    mps.correct(&mut inventory);
     let runtime_of_task = runtime.clone();
     let cpus = move || Kernel::default().cpus(runtime_of_task.limits().as_ref());
     let cpus = tokio::task::spawn_blocking(cpus).await?;

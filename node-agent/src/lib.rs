@@ -24,6 +24,7 @@ pub mod jobs;
 pub mod ledger;
 pub mod link;
 pub mod lock;
+pub mod mps;
 pub mod pinned;
 pub mod renewal;
 pub mod runtime;

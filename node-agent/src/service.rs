@@ -26,6 +26,7 @@ use crate::inside::Upstream;
 use crate::jobs::{Held, Jobs, Shared, Slices, Wish};
 use crate::ledger::LedgerFile;
 use crate::link::{Link, LinkEvent};
+use crate::mps::Mps;
 use crate::runtime::{Container, ContainerState, Events, Runtime, RuntimeEvent};
 use crate::streams::Streams;
 use crate::{discovery, renewal};
@@ -94,10 +95,18 @@ pub async fn run(config: Config, membership: Membership, cancel: CancellationTok
     let (held, held_of_slices) = watch::channel(Held::new());
     let host_changed = Arc::new(Notify::new());
     let slices = Slices::new(config.nvml.clone(), held_of_slices, Arc::clone(&host_changed));
+    let mps = Mps::new(
+        config.nvml.clone(),
+        runtime.clone(),
+        &config.state,
+        held.subscribe(),
+        Arc::clone(&host_changed),
+    );
     let through = Through {
         nvml: config.nvml.clone(),
         runtime: runtime.clone(),
         slices: slices.clone(),
+        mps: mps.clone(),
     };
     let found = discovery::look(&through).await?;
     discovery::announce(&found.inventory);
@@ -126,10 +135,11 @@ pub async fn run(config: Config, membership: Membership, cancel: CancellationTok
             runtime: runtime.clone(),
             nvml: config.nvml.clone(),
             slices: slices.clone(),
+            mps: mps.clone(),
             inventory: inventory_of_jobs,
             upstream: Arc::new(Upstream::new(membership.broker.clone(), tls_in.clone())),
             allow_root,
-            events,
+            events: events.clone(),
         }),
         wishes: BTreeMap::new(),
         streams: Streams::new(
@@ -179,6 +189,8 @@ pub async fn run(config: Config, membership: Membership, cancel: CancellationTok
         inputs,
         cancel.clone(),
     ));
+    // What jobs hold is known now.
+    tasks.spawn(mps.clone().watch(events, cancel.clone()));
     tasks.spawn(link.run(cancel.clone()));
     tasks.spawn(renewal::run(
         membership,
@@ -196,6 +208,9 @@ pub async fn run(config: Config, membership: Membership, cancel: CancellationTok
     tracing::info!("the agent ends; containers go on");
     if tokio::time::timeout(CUTS, service.slices.finish()).await.is_err() {
         tracing::warn!("a GPU is still being cut; the next agent goes on from what NVML says");
+    }
+    if tokio::time::timeout(CUTS, mps.finish()).await.is_err() {
+        tracing::warn!("an MPS daemon is still being started; the next agent goes on from what is there");
     }
     let farewell = async {
         while tasks.join_next().await.is_some() {}
@@ -229,6 +244,9 @@ impl Service {
                     }
                     if let ContainerEvent::OutOfMemory { kills } = event {
                         self.jobs.out_of_memory(key, kills);
+                    }
+                    if let ContainerEvent::Trouble(text) = &event {
+                        self.jobs.trouble(key, text);
                     }
                     self.handle(Input::Container(key, event)).await;
                 }

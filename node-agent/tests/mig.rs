@@ -220,14 +220,19 @@ fn gpus_are_shared_as_the_operator_says() {
     );
     let by_model = probe(&host, "[sharing]\ngpus = [\"h100\"]\n");
     assert_eq!(sharing(&by_model)[3], "time-slice");
+    let mps = |program: &str| {
+        let text = format!("[sharing]\ngpus = \"all\"\nmode = \"mps\"\nmps_control = \"{program}\"\n");
+        probe(&host, &text)
+    };
+    assert_eq!(sharing(&mps("/bin/true"))[3], "mps");
+    let without = mps("/nowhere");
+    assert_eq!(sharing(&without)[3], serde_json::Value::Null);
+    let note = without["gpu_note"].as_str().expect("a note");
+    assert!(note.contains("nvidia-cuda-mps-control is not found"), "{note}");
     for (node, says) in [
         (
             "[sharing]\ngpus = [1]\n[mig]\nrecut = [1]\n",
             "is named in [mig] recut and in [sharing] gpus",
-        ),
-        (
-            "[sharing]\ngpus = \"all\"\nmode = \"mps\"\n",
-            "MPS is not offered yet",
         ),
         ("[sharing]\nmode = \"luck\"\n", "\"luck\" is not known"),
         ("[sharing]\ngpus = \"some\"\n", "\"all\", or a list of GPUs"),

@@ -187,6 +187,11 @@ impl Agent {
                     self.out.report = true;
                 }
             }
+            ContainerEvent::Trouble(text) => {
+                if entry.phase == Phase::Ready {
+                    self.out.report |= entry.say(text);
+                }
+            }
             ContainerEvent::Connections(count) => {
                 self.out.report |= entry.connections != count;
                 entry.connections = count;

@@ -177,6 +177,8 @@ pub enum ContainerEvent {
         /// So many since its start.
         kills: u32,
     },
+    /// Something befell what it uses, in words for its user; it goes on.
+    Trouble(String),
     /// Process 1 ended.
     Exited {
         /// Exit code, or 128 + signal.

@@ -112,6 +112,19 @@ impl Agent {
         };
         for unit in &job.gpus {
             let held = |entry: &Entry| entry.holding.gpus.iter().any(|held| held.excludes(unit));
+            let anothers = |entry: &Entry| {
+                let (user, units) = (entry.holding.user.as_ref(), &entry.holding.gpus);
+                let mut units = units.iter();
+                units.any(|held| held.is_anothers(user, unit, Some(&job.owner)))
+            };
+            if let Some((other, _)) = others().find(|(_, entry)| anothers(entry)) {
+                let gpu = self.index_of(&unit.gpu);
+                let why = format!(
+                    "waits for job {} to release GPU {gpu}: MPS serves one user at a time",
+                    other.job
+                );
+                return Err(WhyNot::Wait(why));
+            }
             let overdrawn = |entry: &Entry| entry.holding.gpus.iter().any(|held| held.gpu == unit.gpu);
             let there = others().flat_map(|(_, entry)| &entry.holding.gpus);
             let there = there.filter(|held| held.gpu == unit.gpu).chain([unit]);

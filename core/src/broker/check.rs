@@ -7,7 +7,7 @@ use thiserror::Error;
 use super::state::State;
 use crate::model::gpu_unit::{GpuUnit, WHOLE_MILLI};
 use crate::model::ids::{GpuUuid, JobId, NodeName, SessionId};
-use crate::model::job::Phase;
+use crate::model::job::{Job, Phase};
 
 /// An invariant that does not hold.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -68,7 +68,7 @@ pub enum Violation {
 /// Recomputes everything from the jobs and sessions alone.
 pub fn check(state: &State) -> Vec<Violation> {
     let mut found = Vec::new();
-    let mut gpus: BTreeMap<NodeName, Vec<(GpuUnit, JobId)>> = BTreeMap::new();
+    let mut gpus: BTreeMap<NodeName, Vec<(GpuUnit, &Job)>> = BTreeMap::new();
     let mut sizes: BTreeMap<NodeName, (u64, u64)> = BTreeMap::new();
     let mut pending = BTreeSet::new();
     let mut deadlines = BTreeSet::new();
@@ -102,15 +102,19 @@ pub fn check(state: &State) -> Vec<Violation> {
                 let of_it = held.iter().filter(|(other, _)| other.gpu == unit.gpu);
                 let shares: u32 = of_it.clone().map(|(other, _)| other.slice.share_milli()).sum();
                 let too_many = shares + unit.slice.share_milli() > u32::from(WHOLE_MILLI);
-                if let Some((_, first)) = of_it.clone().find(|(other, _)| too_many || other.excludes(unit)) {
+                let taken = |(other, of): &&(GpuUnit, &Job)| {
+                    let anothers = other.is_anothers(Some(&of.owner), unit, Some(&job.owner));
+                    too_many || anothers || other.excludes(unit)
+                };
+                if let Some((_, first)) = of_it.clone().find(taken) {
                     found.push(Violation::GpuHeldTwice {
                         node: part.node.clone(),
                         gpu: unit.gpu.clone(),
-                        first: *first,
+                        first: first.id,
                         second: job.id,
                     });
                 }
-                held.push((unit.clone(), job.id));
+                held.push((unit.clone(), job));
             }
             let size = sizes.entry(part.node.clone()).or_default();
             size.0 += u64::from(part.cpus);

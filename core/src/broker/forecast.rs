@@ -84,7 +84,7 @@ pub fn plan(state: &State, caller: &Caller, spec: SessionSpec, now: Timestamp) -
         request: spec.request.clone(),
     };
     let why_not = (!asked.is_now(now))
-        .then(|| why_not(state, &spec, &terms))
+        .then(|| why_not(state, &caller.user, &spec, &terms))
         .flatten();
     let mut choices = vec![asked];
     for request in variants(&spec.request) {
@@ -108,11 +108,12 @@ pub fn plan(state: &State, caller: &Caller, spec: SessionSpec, now: Timestamp) -
     })
 }
 
-fn why_not(state: &State, spec: &SessionSpec, terms: &Terms) -> Option<WhyNot> {
+fn why_not(state: &State, user: &UserName, spec: &SessionSpec, terms: &Terms) -> Option<WhyNot> {
     let needs = crate::placement::Needs {
         request: &spec.request,
         root: spec.container.root,
         within: state.within(terms),
+        user: Some(user),
     };
     super::schedule::find_place(state, needs, &[]).err()
 }

@@ -194,11 +194,12 @@ impl State {
     }
 
     /// What a job's nodes must have, where it asks for this.
-    pub(super) fn needs<'a>(&'a self, job: &Job, request: &'a ResourceRequest) -> Needs<'a> {
+    pub(super) fn needs<'a>(&'a self, job: &'a Job, request: &'a ResourceRequest) -> Needs<'a> {
         Needs {
             request,
             root: self.wants_root(job),
             within: self.within(&job.terms),
+            user: Some(&job.owner),
         }
     }
 

@@ -15,16 +15,16 @@ use super::{Broker, Reject, RejectKind};
 use crate::model::audit::Action;
 use crate::model::gpu::GpuInfo;
 use crate::model::gpu_unit::Slice;
-use crate::model::ids::{GpuUuid, JobId, NodeName, PartitionName, SessionId};
+use crate::model::ids::{GpuUuid, JobId, JobKey, NodeName, PartitionName, SessionId, UserName};
 use crate::model::job::{Job, Phase, Placed, RankStatus};
 use crate::model::node::ObservedJob;
-use crate::model::resources::{Allocation, ResourceRequest};
+use crate::model::resources::{Allocation, ResourceRequest, UnitRequest};
 use crate::model::session::SessionSpec;
 use crate::model::terms::Terms;
 use crate::model::time::Timestamp;
 use crate::placement::{
-    Assume, Cut, Hosts, MAX_GPUS, MigLayout, MigRoom, Needs, Part, PartRoom, Room, WhyNot, fits,
-    left_of_shares, place,
+    Assume, Cut, Hosts, MAX_GPUS, MigLayout, MigRoom, Needs, Part, PartRoom, Room, WhyNot, fits, place,
+    room_of_shares,
 };
 use crate::queue::{ClassKey, Wait};
 
@@ -36,6 +36,18 @@ enum Next {
     Class,
 }
 
+/// What of a class decides what fits beside its request: root, the partition, and whose it is, since who shares a
+/// GPU may matter.
+type ClassNeeds = (bool, PartitionName, Option<UserName>);
+
+fn class_needs(asked: &ResourceRequest, class: &ClassKey) -> ClassNeeds {
+    let shares = asked
+        .components()
+        .any(|one| matches!(one.unit, UnitRequest::Share { .. }));
+    let owner = shares.then(|| class.owner.clone());
+    (class.root, class.terms.partition.clone(), owner)
+}
+
 /// A pass under way.
 struct Pass {
     now: Timestamp,
@@ -43,7 +55,7 @@ struct Pass {
     /// What was promised to jobs that have not been looked at.
     former: OrdMap<JobId, Arc<Promise>>,
     /// What does not fit on what is free, which only becomes less; and whether it would were all free.
-    unfit: BTreeMap<ResourceRequest, Vec<(bool, PartitionName, bool)>>,
+    unfit: BTreeMap<ResourceRequest, Vec<(ClassNeeds, bool)>>,
 }
 
 impl Pass {
@@ -58,10 +70,11 @@ impl Pass {
 
     /// That it does not fit is known; and whether it would were all free.
     fn known_unfit(&self, asked: &ResourceRequest, class: &ClassKey) -> Option<bool> {
-        let known = self.unfit.get(asked)?.iter();
-        let mut same =
-            known.filter(|(root, partition, _)| *root == class.root && *partition == class.terms.partition);
-        same.next().map(|(.., when_free)| *when_free)
+        let needs = class_needs(asked, class);
+        let mut known = self.unfit.get(asked)?.iter();
+        known
+            .find(|(known, _)| *known == needs)
+            .map(|(_, when_free)| *when_free)
     }
 }
 
@@ -176,7 +189,7 @@ impl Broker {
             None => {
                 let when_free = fits_when_free(state, needs);
                 let known = pass.unfit.entry(asked.clone()).or_default();
-                known.push((class.root, class.terms.partition.clone(), when_free));
+                known.push((class_needs(&asked, &class), when_free));
                 when_free
             }
         };
@@ -354,15 +367,14 @@ fn list(refusals: &[(crate::placement::Refusal, u32)]) -> String {
     }
 }
 
-/// What may be given away of a GPU that is in MIG mode, or of which such units are held; none: nothing.
-fn part_room(gpu: &GpuInfo, held: &[&Slice]) -> Option<PartRoom> {
+/// What may be given away of a GPU that is in MIG mode, or of which such units are held, and by whom; none: nothing.
+fn part_room(gpu: &GpuInfo, held: &[(&Slice, Option<&UserName>)]) -> Option<PartRoom> {
     let Some(mig) = &gpu.mig else {
-        let left = left_of_shares(held.iter().copied(), gpu.sharing)?;
-        return Some(PartRoom::Shared(left));
+        return room_of_shares(held.iter().copied(), gpu.sharing);
     };
     let layout = MigLayout::of(gpu)?;
     // Whatever is no slice of it as it is now has been given before it became so, and holds all of it.
-    let cut = |slice: &&Slice| match slice {
+    let cut = |(slice, _): &(&Slice, Option<&UserName>)| match slice {
         Slice::Mig { profile, start, .. } => layout.cut(profile, *start),
         Slice::Whole | Slice::Share { .. } => None,
     };
@@ -395,6 +407,7 @@ impl State {
             request: &spec.request.at_last(),
             root: spec.container.root,
             within: self.within(terms),
+            user: None,
         };
         match place(&self.hosts, needs, Assume::Whole) {
             Ok(_) => Ok(()),
@@ -422,11 +435,16 @@ impl State {
     pub(super) fn room_beside(&self, name: &NodeName, usage: Option<&NodeUsage>) -> Option<Room> {
         let inventory = &self.nodes.get(name)?.inventory;
         let strangers: Vec<&ObservedJob> = self.strangers(name).collect();
-        let held = |gpu: &GpuUuid| -> Vec<&Slice> {
+        let held = |gpu: &GpuUuid| -> Vec<(&Slice, Option<&UserName>)> {
             let ours = usage.and_then(|usage| usage.gpus.get(gpu)).into_iter().flatten();
-            let theirs = strangers.iter().flat_map(|stranger| &stranger.gpus);
-            let theirs = theirs.filter(|unit| unit.gpu == *gpu).map(|unit| &unit.slice);
-            ours.map(|(_, slice)| slice).chain(theirs).collect()
+            let owner = |key: &JobKey| self.jobs.get(&key.job).map(|job| &job.owner);
+            let theirs = strangers.iter().flat_map(|stranger| {
+                let units = stranger.gpus.iter().filter(|unit| unit.gpu == *gpu);
+                units.map(|unit| (&unit.slice, stranger.user.as_ref()))
+            });
+            ours.map(|(key, slice)| (slice, owner(key)))
+                .chain(theirs)
+                .collect()
         };
         let (mut gpus, mut parts) = (0, Vec::new());
         for (position, gpu) in inventory.gpus.iter().take(MAX_GPUS).enumerate() {

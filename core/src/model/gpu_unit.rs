@@ -6,7 +6,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use super::gpu::MAX_MEMORY_SLICES;
-use super::ids::{BadName, GpuUuid};
+use super::ids::{BadName, GpuUuid, UserName};
 
 /// How jobs that share a GPU are kept apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -138,6 +138,12 @@ impl Slice {
             (Self::Mig { .. }, Self::Share { .. }) | (Self::Share { .. }, Self::Mig { .. }) => true,
         }
     }
+
+    /// The two cannot be there at once on one GPU because of whose they are, or may be: MPS serves one user at a time.
+    pub fn is_anothers(&self, user: Option<&UserName>, other: &Self, others: Option<&UserName>) -> bool {
+        let mps = |slice: &Self| slice.isolation() == Isolation::Mps;
+        mps(self) && mps(other) && (user.is_none() || user != others)
+    }
 }
 
 /// About how much of a GPU a MIG profile is, in thousandths: it has seven compute slices.
@@ -181,6 +187,11 @@ impl GpuUnit {
     /// The two cannot be there at once, by themselves.
     pub fn excludes(&self, other: &Self) -> bool {
         self.gpu == other.gpu && self.slice.excludes(&other.slice)
+    }
+
+    /// As [`Slice::is_anothers`], on one GPU.
+    pub fn is_anothers(&self, user: Option<&UserName>, other: &Self, others: Option<&UserName>) -> bool {
+        self.gpu == other.gpu && self.slice.is_anothers(user, &other.slice, others)
     }
 }
 
@@ -328,5 +339,21 @@ mod tests {
         assert!(!unit("GPU-1:3g.40gb@4+4").excludes(&unit("GPU-1:1g.10gb@3+1")));
         assert!(!unit("GPU-1:600/1000,mps").excludes(&unit("GPU-1:600/1000,mps")));
         assert!(excludes("GPU-1:600/1000,mps", "GPU-1:1/1000,time-slice"));
+    }
+
+    #[test]
+    fn mps_is_one_users_at_a_time() {
+        let unit = |text: &str| text.parse::<GpuUnit>().unwrap();
+        let (alice, bob) = (Some("alice".parse().unwrap()), Some("bob".parse().unwrap()));
+        let apart = |a: &str, of: &Option<UserName>, b: &str, others: &Option<UserName>| {
+            unit(a).is_anothers(of.as_ref(), &unit(b), others.as_ref())
+        };
+        let (mps, slice) = ("GPU-1:1/1000,mps", "GPU-1:1/1000,time-slice");
+        assert!(apart(mps, &alice, mps, &bob));
+        assert!(apart(mps, &alice, mps, &None));
+        assert!(apart(mps, &None, mps, &None));
+        assert!(!apart(mps, &alice, mps, &alice));
+        assert!(!apart(mps, &alice, "GPU-2:1/1000,mps", &bob));
+        assert!(!apart(slice, &alice, slice, &bob));
     }
 }

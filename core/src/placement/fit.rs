@@ -300,7 +300,7 @@ impl<'a> Loss<'a> {
     fn of(prospects: &'a Prospects, group: &SameGpus<'_>, chosen: &Chosen) -> Option<Self> {
         let shared = || {
             group.parts.iter().filter_map(|(gpu, room)| match room {
-                PartRoom::Shared(milli) => Some((*gpu, *milli)),
+                PartRoom::Shared { milli, .. } => Some((*gpu, *milli)),
                 PartRoom::Mig(_) => None,
             })
         };
@@ -376,7 +376,7 @@ fn right_gpus(kind: &Kind, needs: Needs<'_>) -> Result<u64, Lack> {
         gpus: host.placeable,
         parts: &kind.parts,
     };
-    empty.best(right, request).map(|_| right).ok_or(lack)
+    empty.best(right, needs).map(|_| right).ok_or(lack)
 }
 
 /// The best of what is free, or what it lacks.
@@ -388,7 +388,7 @@ fn best_of(group: &SameGpus<'_>, right: u64, needs: Needs<'_>, assume: Assume) -
         gpus: group.gpus,
         parts: group.parts,
     };
-    let best = free.best(right, request);
+    let best = free.best(right, needs);
     best.ok_or_else(|| match &request.unit {
         UnitRequest::Mig(_) => Lack::FreeSlices,
         UnitRequest::Share { .. } => Lack::FreeShares,
@@ -396,7 +396,7 @@ fn best_of(group: &SameGpus<'_>, right: u64, needs: Needs<'_>, assume: Assume) -
         UnitRequest::Whole if (group.gpus & right).count_ones() < request.gpus_per_node => Lack::FreeGpus,
         UnitRequest::Whole => {
             let gpus = kind.host.placeable;
-            let ever = assume == Assume::Now && Free { gpus, ..free }.best(right, request).is_some();
+            let ever = assume == Assume::Now && Free { gpus, ..free }.best(right, needs).is_some();
             if ever {
                 Lack::FreeNvlinkSet
             } else {

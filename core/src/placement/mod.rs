@@ -43,12 +43,12 @@ pub use table::{Best, Demand, MAX_TABLE_GPUS, Quality, Shape, Table};
 pub use units::{PartRoom, Parts, Units};
 pub use why::{Refusal, WhyNot};
 
-pub(crate) use units::left_of_shares;
+pub(crate) use units::room_of_shares;
 
 use std::collections::BTreeSet;
 
 use crate::model::gpu::Inventory;
-use crate::model::ids::NodeName;
+use crate::model::ids::{NodeName, UserName};
 use crate::model::partition::NodeSet;
 use crate::model::resources::{NodeAllocation, ResourceRequest};
 
@@ -61,6 +61,8 @@ pub struct Needs<'a> {
     pub root: bool,
     /// Which nodes may be meant at all.
     pub within: Option<&'a NodeSet>,
+    /// Whose it is; none: somebody's who holds nothing.
+    pub user: Option<&'a UserName>,
 }
 
 impl<'a> From<&'a ResourceRequest> for Needs<'a> {
@@ -69,6 +71,7 @@ impl<'a> From<&'a ResourceRequest> for Needs<'a> {
             request,
             root: false,
             within: None,
+            user: None,
         }
     }
 }

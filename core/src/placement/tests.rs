@@ -554,7 +554,7 @@ fn rooms() -> impl Strategy<Value = Vec<(bool, Room)>> {
         |(gpus, (begun, milli), cpus, memory, out)| Room {
             gpus: (gpus & !begun).into(),
             parts: gpu_set::positions((gpus & begun).into())
-                .map(|gpu| (gpu as u8, PartRoom::Shared(milli)))
+                .map(|gpu| (gpu as u8, PartRoom::Shared { milli, user: None }))
                 .collect(),
             cpus,
             memory_bytes: memory << 30,

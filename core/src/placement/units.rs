@@ -2,18 +2,25 @@
 
 use std::sync::Arc;
 
+use super::Needs;
 use super::gpu_set::{GpuSet, best_set, positions};
 use super::hosts::Kind;
 use super::slices::{Cut, MigRoom, best_slices, profiles_of};
 use crate::model::gpu::Inventory;
 use crate::model::gpu_unit::{GpuUnit, Sharing, Slice, WHOLE_MILLI};
+use crate::model::ids::UserName;
 use crate::model::resources::{ResourceRequest, UnitRequest};
 
 /// What of a GPU may be given away of which not all may.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PartRoom {
-    /// Of one that jobs share: thousandths that nobody holds.
-    Shared(u16),
+    /// Of one that jobs share.
+    Shared {
+        /// Thousandths that nobody holds.
+        milli: u16,
+        /// Whose alone they are; none: anybody's.
+        user: Option<UserName>,
+    },
     /// Of one in MIG mode.
     Mig(MigRoom),
 }
@@ -99,13 +106,16 @@ pub(super) struct Free<'a> {
 
 impl Free<'_> {
     /// The best units for a request of the GPUs in `right`; none when there are too few.
-    pub fn best(&self, right: u64, request: &ResourceRequest) -> Option<Chosen> {
+    pub fn best(&self, right: u64, needs: Needs<'_>) -> Option<Chosen> {
+        let request = needs.request;
         let count = request.gpus_per_node as usize;
         match &request.unit {
             UnitRequest::Whole => self.whole(right, request),
             _ if count == 0 => self.whole(right, request),
             UnitRequest::Mig(profile) => self.slices(right, profile, count),
-            UnitRequest::Share { milli, sharing } => self.shares(right, *milli, *sharing, count),
+            UnitRequest::Share { milli, sharing } => {
+                self.shares(right, (*milli, *sharing), count, needs.user)
+            }
             UnitRequest::Least => self.least(right, request),
         }
     }
@@ -124,7 +134,7 @@ impl Free<'_> {
     fn slices(&self, right: u64, profile: &str, count: usize) -> Option<Chosen> {
         let rooms = self.parts.iter().filter_map(|(gpu, room)| match room {
             PartRoom::Mig(room) => Some((*gpu, room.clone())),
-            PartRoom::Shared(_) => None,
+            PartRoom::Shared { .. } => None,
         });
         let rooms: Vec<(u8, MigRoom)> = rooms.collect();
         let slices = best_slices(&self.kind.host, &rooms, right, profile, count)?;
@@ -142,12 +152,24 @@ impl Free<'_> {
     }
 
     /// Shares of as many GPUs: of those with the least room that is enough, and then of free ones.
-    fn shares(&self, right: u64, milli: u16, sharing: Option<Sharing>, count: usize) -> Option<Chosen> {
+    fn shares(
+        &self,
+        right: u64,
+        (milli, sharing): (u16, Option<Sharing>),
+        count: usize,
+        user: Option<&UserName>,
+    ) -> Option<Chosen> {
         let host = &self.kind.host;
         let right = right & host.shared(sharing);
         let begun = self.parts.iter().filter_map(|(gpu, room)| match room {
-            PartRoom::Shared(free) if *free >= milli && right >> gpu & 1 == 1 => Some((*free, *gpu)),
-            PartRoom::Shared(_) | PartRoom::Mig(_) => None,
+            PartRoom::Shared {
+                milli: free,
+                user: of,
+            } => {
+                let open = of.as_ref().is_none_or(|of| Some(of) == user);
+                (open && *free >= milli && right >> gpu & 1 == 1).then_some((*free, *gpu))
+            }
+            PartRoom::Mig(_) => None,
         });
         let mut begun: Vec<(u16, u8)> = begun.collect();
         begun.sort_unstable();
@@ -197,14 +219,30 @@ impl Free<'_> {
     }
 }
 
-/// Thousandths of a GPU that are left when such units of it are held; none: nothing of it is given as a share.
-pub(crate) fn left_of_shares<'a>(held: impl Iterator<Item = &'a Slice>, by: Option<Sharing>) -> Option<u16> {
-    let mut left = by.map(|_| WHOLE_MILLI)?;
-    for slice in held {
+/// What is left of a GPU when such shares of it are held, each with whose it is where that is known; none: nothing
+/// of it is given as a share.
+///
+/// One MPS server serves one user: who else comes waits for the last of its clients to leave ("CUDA
+/// Multi-Process Service", Architecture). So what is left of a GPU that is shared by MPS is its user's.
+pub(crate) fn room_of_shares<'a>(
+    held: impl Iterator<Item = (&'a Slice, Option<&'a UserName>)>,
+    by: Option<Sharing>,
+) -> Option<PartRoom> {
+    let by = by?;
+    let (mut milli, mut user) = (WHOLE_MILLI, None);
+    for (slice, of) in held {
         match slice {
-            Slice::Share { milli, sharing } if Some(*sharing) == by => left = left.checked_sub(*milli)?,
+            Slice::Share { milli: part, sharing } if *sharing == by => milli = milli.checked_sub(*part)?,
             Slice::Share { .. } | Slice::Whole | Slice::Mig { .. } => return None,
         }
+        match by {
+            Sharing::TimeSlice => {}
+            Sharing::Mps if user.is_some_and(|user| Some(user) != of) => return None,
+            Sharing::Mps => user = Some(of?),
+        }
     }
-    Some(left)
+    Some(PartRoom::Shared {
+        milli,
+        user: user.cloned(),
+    })
 }

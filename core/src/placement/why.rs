@@ -11,7 +11,7 @@ use super::{Assume, Hosts, Needs, Part, gang};
 use crate::model::constraints::Constraints;
 use crate::model::features::FeatureExpression;
 use crate::model::gpu_unit::WHOLE_MILLI;
-use crate::model::ids::NodeName;
+use crate::model::ids::{NodeName, UserName};
 use crate::model::partition::NodeSet;
 use crate::model::resources::{ResourceRequest, UnitRequest};
 
@@ -333,6 +333,7 @@ pub(super) fn not(hosts: &Hosts, needs: Needs<'_>, assume: Assume) -> WhyNot {
             request,
             root: needs.root,
             within: needs.within,
+            user: needs.user,
             assume,
         }
         .nearest(),
@@ -469,6 +470,7 @@ struct Near<'a> {
     request: &'a ResourceRequest,
     root: bool,
     within: Option<&'a NodeSet>,
+    user: Option<&'a UserName>,
     assume: Assume,
 }
 
@@ -495,6 +497,7 @@ impl<'a> Near<'a> {
         let needs = Needs {
             root: self.root,
             within: self.within,
+            user: self.user,
             ..request.into()
         };
         candidates(self.hosts, needs, self.assume)
@@ -516,6 +519,7 @@ impl<'a> Near<'a> {
         let needs = Needs {
             root: self.root,
             within: self.within,
+            user: self.user,
             ..request.into()
         };
         let (fitting, _) = lacks(self.hosts, needs, self.assume);

@@ -5,10 +5,11 @@ use clap::Args;
 
 use crate::config::{Config, NodeArgs};
 use crate::lock::StateLock;
+use crate::mps::Mps;
 use crate::runtime::Runtime;
 
 /// Ends everything that the agent left on this host: containers, their networks, mounts and cgroups,
-/// and the private containerd.
+/// MPS daemons, and the private containerd.
 ///
 /// Images and sessions' kept changes stay. The agent must not be running.
 #[derive(Args, Debug)]
@@ -21,5 +22,7 @@ pub struct DownArgs {
 pub async fn run(args: DownArgs) -> Result<()> {
     let config = Config::load(&args.node)?;
     let _lock = StateLock::take(&config.state)?;
-    Runtime::open(config.runtime).await?.down().await
+    let runtime = Runtime::open(config.runtime).await?;
+    Mps::down(config.nvml, &runtime, &config.state).await?;
+    runtime.down().await
 }

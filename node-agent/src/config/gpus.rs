@@ -37,6 +37,7 @@ impl Default for Recut {
 pub(super) struct SharingSection {
     gpus: Shared,
     mode: Option<String>,
+    mps_control: Option<PathBuf>,
 }
 
 /// Which GPUs are shared.
@@ -78,9 +79,10 @@ pub(super) fn policy(mig: MigSection, sharing: SharingSection) -> Result<GpuPoli
         },
         sharing: match sharing.mode.as_deref() {
             None | Some("time-slice") => Some(Sharing::TimeSlice),
-            Some("mps") => bail!("MPS is not offered yet: set mode = \"time-slice\" in [sharing]"),
-            Some(other) => bail!("[sharing] mode {other:?} is not known: it is \"time-slice\""),
+            Some("mps") => Some(Sharing::Mps),
+            Some(other) => bail!("[sharing] mode {other:?} is not known: it is \"time-slice\" or \"mps\""),
         },
+        mps_control: named(sharing.mps_control),
     };
     if let Some(name) = policy.recut.common(&policy.shared).next() {
         bail!(

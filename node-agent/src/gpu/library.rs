@@ -238,6 +238,11 @@ impl Library {
         inventory.gpu_note = notes.join("; ");
     }
 
+    /// A GPU.
+    pub(super) fn device(&self, uuid: &GpuUuid) -> Result<Device<'_>, NvmlError> {
+        self.nvml.device_by_uuid(uuid.as_str())
+    }
+
     /// A GPU in MIG mode, as it is now; none: it is not in MIG mode, or not there.
     pub fn mig_state(&self, uuid: &GpuUuid) -> anyhow::Result<Option<MigState>> {
         let device = match self.nvml.device_by_uuid(uuid.as_str()) {

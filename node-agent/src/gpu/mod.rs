@@ -13,6 +13,7 @@ mod host;
 mod library;
 mod links;
 mod mig;
+mod mode;
 mod policy;
 mod sysfs;
 
@@ -27,6 +28,7 @@ pub use given::{Given, GivenSlice};
 pub use host::HostSizes;
 pub use library::{Library, Process};
 pub use mig::{GpuInstance, Inside, MigDevice, MigState};
+pub use mode::{Mode, compute_mode, set_compute_mode};
 pub use policy::{Chosen, GpuName, GpuPolicy};
 
 use sysfs::Sysfs;

@@ -21,6 +21,8 @@ pub struct GpuPolicy {
     pub shared: Chosen,
     /// How.
     pub sharing: Option<Sharing>,
+    /// `nvidia-cuda-mps-control`; none: the one on PATH.
+    pub mps_control: Option<PathBuf>,
 }
 
 impl GpuPolicy {
@@ -32,6 +34,14 @@ impl GpuPolicy {
             .filter(|program| program.is_file())
     }
 
+    /// `nvidia-cuda-mps-control`; none: it is not there.
+    pub fn mps_control(&self) -> Option<PathBuf> {
+        let named = self.mps_control.clone();
+        named
+            .or_else(|| find_program("nvidia-cuda-mps-control"))
+            .filter(|program| program.is_file())
+    }
+
     /// Whether idle instances of a GPU may be removed to make others.
     pub(super) fn may_cut(&self, gpu: &GpuInfo) -> bool {
         self.recut.has(gpu) && self.smi().is_some()
@@ -39,7 +49,13 @@ impl GpuPolicy {
 
     /// How jobs may share a GPU.
     pub fn sharing_of(&self, gpu: &GpuInfo) -> Option<Sharing> {
-        self.sharing.filter(|_| gpu.mig.is_none() && self.shared.has(gpu))
+        let can = |sharing: &Sharing| match sharing {
+            Sharing::TimeSlice => true,
+            Sharing::Mps => self.mps_control().is_some(),
+        };
+        self.sharing
+            .filter(|_| gpu.mig.is_none() && self.shared.has(gpu))
+            .filter(can)
     }
 
     /// What is asked for of GPUs that cannot have it.
@@ -49,6 +65,13 @@ impl GpuPolicy {
         if uncut && self.smi().is_none() {
             notes.push(
                 "GPUs are not cut anew: nvidia-smi is not found; [mig] nvidia_smi can name it".to_owned(),
+            );
+        }
+        let shared = gpus.iter().any(|gpu| gpu.mig.is_none() && self.shared.has(gpu));
+        if shared && self.sharing == Some(Sharing::Mps) && self.mps_control().is_none() {
+            notes.push(
+                "GPUs are not shared by MPS: nvidia-cuda-mps-control is not found; [sharing] mps_control can name it"
+                    .to_owned(),
             );
         }
         for (section, chosen) in [("[mig] recut", &self.recut), ("[sharing] gpus", &self.shared)] {

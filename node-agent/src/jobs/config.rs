@@ -1,6 +1,6 @@
 //! From a wish to what a container and its carrel-init are made of.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use carrel_core::model::cpus::Binding;
@@ -49,6 +49,7 @@ pub(super) fn container(
     Gpus { own, others }: Gpus,
     config: &v1::InitConfig,
     lease: LeaseEnd,
+    shm: Option<PathBuf>,
 ) -> Result<ContainerSpec> {
     let Wish { job, message } = wish;
     let identity = message
@@ -102,6 +103,7 @@ pub(super) fn container(
         root: job.container.root,
         gpus: own,
         others,
+        shm,
         pids_limit: shared.runtime.pids_limit(),
         env: config
             .env
@@ -262,6 +264,14 @@ fn utc(time: Timestamp) -> String {
         minute / 60,
         minute % 60
     )
+}
+
+/// A further line for those who come in; empty: nothing befell what it uses.
+pub(super) fn trouble(text: &str) -> String {
+    match text {
+        "" => String::new(),
+        text => format!("carrel: {text}\n"),
+    }
 }
 
 #[cfg(test)]

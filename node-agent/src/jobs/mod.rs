@@ -23,8 +23,10 @@ use tracing::Instrument;
 
 use crate::gpu::NvmlSource;
 use crate::inside::Upstream;
+use crate::mps::Mps;
 use crate::runtime::Runtime;
 
+pub(crate) use slices::NotGiven;
 pub use slices::{Held, Slices};
 
 /// Commands that wait for one job's task. The core waits for an answer to each before it repeats
@@ -43,6 +45,8 @@ pub struct Shared {
     pub nvml: NvmlSource,
     /// Cuts GPUs into what jobs are given.
     pub slices: Slices,
+    /// Has the daemons there of GPUs that jobs share by MPS.
+    pub mps: Mps,
     /// What the host has, as last discovered.
     pub inventory: watch::Receiver<Inventory>,
     /// The way to the broker for what jobs say to it.
@@ -76,6 +80,8 @@ struct Wanted {
     stop_grace_ms: Option<u64>,
     /// Processes of it that the kernel has ended for want of memory.
     oom_kills: u32,
+    /// What befell something that it uses, in words; empty: nothing did.
+    trouble: String,
 }
 
 #[derive(Debug)]
@@ -148,6 +154,12 @@ impl Jobs {
             wanted.oom_kills = kills.max(wanted.oom_kills);
             more
         });
+    }
+
+    /// Has those who come in told what befell something that the job uses.
+    pub fn trouble(&mut self, key: JobKey, text: &str) {
+        let wanted = &self.handle(key).wanted;
+        wanted.send_modify(|wanted| text.clone_into(&mut wanted.trouble));
     }
 
     /// Asks a container to end.

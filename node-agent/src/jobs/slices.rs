@@ -36,7 +36,7 @@ pub type Held = BTreeMap<JobKey, Vec<GpuUnit>>;
 
 /// Why a job does not get its GPUs.
 #[derive(Debug)]
-pub(super) enum NotGiven {
+pub(crate) enum NotGiven {
     /// Others use them.
     Blocked(String),
     /// It cannot.

@@ -18,7 +18,7 @@ use super::slices::NotGiven;
 use super::{Command, Shared, Wanted, config, usage};
 use crate::init_client::{Told, keep_told};
 use crate::runtime::{ContainerRecord, Exit, LeaseEnd};
-use crate::{cdi, inside};
+use crate::{cdi, inside, mps};
 
 /// Longest wait for carrel-init to say that it is up: it takes some milliseconds, on a host that swaps seconds.
 const READY_TIMEOUT: Duration = Duration::from_mins(1);
@@ -137,7 +137,11 @@ impl Worker {
             own: giving.await?,
             others: config::others(&inventory, &wish.job.gpus),
         };
-        let gpu_env = shared.runtime.gpu_environment(&gpus.own).await?;
+        let uid = wish.message.identity.as_ref().map(|identity| identity.uid);
+        let uid = uid.context("the broker does not say who the user is")?;
+        let shm = shared.mps.let_in(key, uid, &inventory, &wish.job.gpus).await?;
+        let mut gpu_env = shared.runtime.gpu_environment(&gpus.own).await?;
+        gpu_env.extend(mps::environment(&inventory, &wish.job.gpus));
         let config = config::init(
             &shared.node,
             shared.runtime.network(),
@@ -147,7 +151,7 @@ impl Worker {
         );
         let wanted = self.wanted.clone();
         let lease = LeaseEnd(Arc::new(move || wanted.borrow().lease_end_ms));
-        let spec = config::container(&shared, &wish, binding, gpus, &config, lease)?;
+        let spec = config::container(&shared, &wish, binding, gpus, &config, lease, shm)?;
         let making: BoxFuture<'_, Result<()>> = Box::pin(shared.runtime.create(&spec, &progress));
         making.await?;
         let mut status = self.watch(
@@ -209,15 +213,18 @@ impl Worker {
         let Shared {
             runtime,
             nvml,
+            mps,
             inventory,
             ..
         } = &*self.shared;
+        mps.farewell(self.key, gpus).await;
         let exit = runtime.remove(self.key).await?;
         if !runtime.cgroup_empty(self.key).await? {
             let left = runtime.processes(self.key).await?;
             bail!("processes {left:?} are still there");
         }
         let inventory = inventory.borrow().clone();
+        mps.release(self.key, &inventory, gpus).await?;
         // A GPU that is no longer there is not in use either; whether it is offered is the inventory's matter.
         let there: Vec<GpuUnit> = gpus
             .iter()
@@ -286,6 +293,7 @@ async fn tell_init(
             ));
             if let Some(config) = &mut next.config {
                 config.banner += &config::out_of_memory(&wish.job, now.oom_kills);
+                config.banner += &config::trouble(&now.trouble);
             }
             let mut record = made.record.clone();
             record.deadline = wish.job.deadline;
@@ -360,7 +368,7 @@ async fn look_up(shared: &Shared, key: JobKey) -> Result<Made> {
         let given = shared.slices.given(&inventory, &record.gpus).await?;
         shared.runtime.gpu_environment(&given).await
     };
-    let gpu_env = match found.await {
+    let mut gpu_env = match found.await {
         Ok(env) => env,
         Err(error) => {
             tracing::warn!(
@@ -370,6 +378,7 @@ async fn look_up(shared: &Shared, key: JobKey) -> Result<Made> {
             cdi::visible(&record.visible)
         }
     };
+    gpu_env.extend(mps::environment(&inventory, &record.gpus));
     Ok(Made { record, gpu_env })
 }
 

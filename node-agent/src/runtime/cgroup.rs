@@ -123,6 +123,18 @@ impl Cgroups {
             .collect()
     }
 
+    /// Makes a cgroup, for processes that are only to be found and ended by it, in one of the hierarchies; gives its
+    /// directory. May be there already.
+    pub fn make(&self, path: &str) -> Result<PathBuf> {
+        // New ones of version 1's cpuset take no process before they are set up.
+        let mut roots = self.roots.iter().rev();
+        let root = roots.find(|root| self.unified || !root.join("cpuset.cpus").exists());
+        let root = root.context("this host has no cgroups")?;
+        let dir = root.join(path.trim_start_matches('/'));
+        fs::create_dir_all(&dir).with_context(|| format!("making cgroup {}", dir.display()))?;
+        Ok(dir)
+    }
+
     /// Processes in a cgroup and below it, each once.
     pub fn processes(&self, path: &str) -> Result<Vec<i32>> {
         let mut found = Vec::new();

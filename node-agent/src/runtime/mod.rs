@@ -19,7 +19,7 @@
 //! containerd/            the private containerd, where the host runs none
 //! ```
 
-mod cgroup;
+pub(crate) mod cgroup;
 pub(crate) mod client;
 mod create;
 pub(crate) mod etc;
@@ -64,6 +64,7 @@ use spec::HostFacts;
 pub use events::{Events, RuntimeEvent};
 pub use network::NetworkMode;
 pub use open::RuntimeOptions;
+pub(crate) use private::has_ended;
 pub use record::{
     BindMount, Container, ContainerRecord, ContainerSpec, ContainerState, Exit, HostEntry, LeaseEnd,
 };
@@ -281,6 +282,16 @@ impl Runtime {
     /// Binds a container's memory to no node any more. Absent is fine. Blocks.
     pub fn free_memory(&self, key: JobKey) -> Result<()> {
         self.inner.cgroups.free_memory(&self.cgroup(key))
+    }
+
+    /// This host's cgroups.
+    pub(crate) fn cgroups(&self) -> &Cgroups {
+        &self.inner.cgroups
+    }
+
+    /// The cgroup below which everything of ours is.
+    pub(crate) fn cgroup_parent(&self) -> &str {
+        &self.inner.cgroup_parent
     }
 
     /// The job's cgroup, absolute within each hierarchy.

@@ -256,7 +256,7 @@ impl PrivateContainerd {
 }
 
 /// A process that is gone, or that nobody has waited for (proc(5): states Z and X).
-fn has_ended(pid: i32) -> bool {
+pub(crate) fn has_ended(pid: i32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     // The state follows the name, which may hold anything.
     let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());

@@ -1,7 +1,7 @@
 //! What a container is told at its start, and what is known of it ever after.
 
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
@@ -114,6 +114,8 @@ pub struct ContainerSpec {
     pub gpus: Vec<Given>,
     /// The host's other GPUs, which it must not reach.
     pub others: Vec<GpuInfo>,
+    /// Directory of the host that is its `/dev/shm`, which it shares with others; none: it has its own.
+    pub shm: Option<PathBuf>,
     /// Most processes and threads.
     pub pids_limit: u64,
     /// Environment of process 1, over the image's.

@@ -271,12 +271,20 @@ fn mounts(parts: &Parts<'_>) -> Vec<Value> {
                 "gid=5",
             ],
         ),
-        mount(
-            "/dev/shm",
-            "tmpfs",
-            "shm",
-            &["nosuid", "noexec", "nodev", "mode=1777", &shm],
-        ),
+        match &parts.spec.shm {
+            None => mount(
+                "/dev/shm",
+                "tmpfs",
+                "shm",
+                &["nosuid", "noexec", "nodev", "mode=1777", &shm],
+            ),
+            Some(shared) => mount(
+                "/dev/shm",
+                "bind",
+                &shared.display().to_string(),
+                &["bind", "rprivate", "nosuid", "noexec", "nodev"],
+            ),
+        },
         mount("/dev/mqueue", "mqueue", "mqueue", &["nosuid", "noexec", "nodev"]),
         mount("/sys", "sysfs", "sysfs", &["nosuid", "noexec", "nodev", "ro"]),
         mount(
@@ -547,6 +555,7 @@ mod tests {
             gpus: Vec::new(),
             pids_limit: 100,
             env: vec![("TZ".into(), "UTC".into()), ("LANG".into(), "C.UTF-8".into())],
+            shm: None,
             others: Vec::new(),
             mounts: vec![BindMount {
                 source: "/home/alice".into(),

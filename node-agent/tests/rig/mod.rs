@@ -215,6 +215,7 @@ pub fn job(number: u64, image: &str, script: &str) -> ContainerSpec {
         root: false,
         gpus: Vec::new(),
         others: Vec::new(),
+        shm: None,
         pids_limit: 100,
         env: Vec::new(),
         mounts: Vec::new(),

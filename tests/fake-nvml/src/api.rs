@@ -369,6 +369,26 @@ extern "C" fn nvmlDeviceGetArchitecture(
 }
 
 #[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetComputeMode(device: nvmlDevice_t, mode: *mut nvmlComputeMode_t) -> nvmlReturn_t {
+    call_on("nvmlDeviceGetComputeMode", device, |host, gpu| {
+        let modes = host.description.compute_modes(&host.path).unwrap_or_default();
+        put(mode, modes.get(&gpu.index).copied().unwrap_or_default())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceSetComputeMode(device: nvmlDevice_t, mode: nvmlComputeMode_t) -> nvmlReturn_t {
+    call_on("nvmlDeviceSetComputeMode", device, |host, gpu| {
+        let denied = nvmlReturn_enum_NVML_ERROR_NO_PERMISSION;
+        let mut modes = host.description.compute_modes(&host.path).ok_or(denied)?;
+        modes.insert(gpu.index, mode);
+        host.description
+            .set_compute_modes(&host.path, &modes)
+            .ok_or(denied)
+    })
+}
+
+#[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetCpuAffinity(
     device: nvmlDevice_t,
     words: c_uint,

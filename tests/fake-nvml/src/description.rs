@@ -1,5 +1,6 @@
 //! The file that describes a host.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -21,6 +22,7 @@ use crate::mig::{Profile, State};
 /// nvlink_works = true                 # false: as without the fabric manager
 /// processes = "busy.txt"              # lines of "<index or UUID> <pid> [<MIG GPU instance>]"; need not exist
 /// mig_state = "mig"                   # what GPUs in MIG mode are cut into, once something has changed it
+/// compute_modes = "modes"            # GPUs' compute modes, "<index> <NVML's number>" a line; need not exist
 /// mig_faults = "faults"               # what `nvidia-smi mig` fails at; need not exist
 /// init = "ok"                         # or driver-not-loaded, lib-rm-version-mismatch, no-permission
 /// unsupported = ["nvmlDeviceGetMemoryAffinity"]   # calls that answer "not supported"
@@ -62,6 +64,8 @@ pub struct Description {
     pub mig_state: Option<PathBuf>,
     /// File of what `nvidia-smi mig` fails at, from the description's folder.
     pub mig_faults: Option<PathBuf>,
+    /// File of compute modes, from the description's folder; without it, nobody may set them.
+    pub compute_modes: Option<PathBuf>,
     /// What `nvmlInit` answers.
     #[serde(default)]
     pub init: Init,
@@ -274,6 +278,29 @@ impl Description {
             }
         }
         listed
+    }
+}
+
+impl Description {
+    /// Compute modes other than the default, by index, as NVML numbers them; none: nobody may set them.
+    pub fn compute_modes(&self, path: &Path) -> Option<BTreeMap<usize, u32>> {
+        let file = beside(path, self.compute_modes.as_ref()?);
+        let text = fs::read_to_string(file).unwrap_or_default();
+        let mode = |line: &str| {
+            let (index, mode) = line.split_once(' ')?;
+            Some((index.parse().ok()?, mode.parse().ok()?))
+        };
+        Some(text.lines().filter_map(mode).collect())
+    }
+
+    /// Writes what [`Self::compute_modes`] reads.
+    pub fn set_compute_modes(&self, path: &Path, modes: &BTreeMap<usize, u32>) -> Option<()> {
+        let file = beside(path, self.compute_modes.as_ref()?);
+        let text: String = modes
+            .iter()
+            .map(|(index, mode)| format!("{index} {mode}\n"))
+            .collect();
+        fs::write(file, text).ok()
     }
 }
 

@@ -6,7 +6,8 @@
 //! loaded in the place of the driver's library by giving its path
 //! (`--nvml-library`); the product knows nothing of it.
 //!
-//! `carrel-fake-nvidia-smi` is `nvidia-smi mig` for the same host.
+//! `carrel-fake-nvidia-smi` is `nvidia-smi mig` for the same host, `carrel-fake-mps-control` is
+//! `nvidia-cuda-mps-control`.
 //!
 //! | variable | meaning |
 //! |---|---|

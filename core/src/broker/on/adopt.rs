@@ -364,7 +364,16 @@ impl State {
                 .get(node)
                 .map(|usage| (**usage).clone())
                 .unwrap_or_default();
-            if let Some(other) = seen.gpus.iter().find_map(|unit| usage.in_the_way(unit)) {
+            let owner = |key: &JobKey| self.jobs.get(&key.job).map(|job| &job.owner);
+            let anothers = |unit: &GpuUnit| {
+                let held = usage.gpus.get(&unit.gpu)?;
+                let other = held
+                    .iter()
+                    .find(|(key, slice)| slice.is_anothers(owner(key), &unit.slice, seen.user.as_ref()));
+                other.map(|(key, _)| *key)
+            };
+            let in_the_way = |unit: &GpuUnit| usage.in_the_way(unit).or_else(|| anothers(unit));
+            if let Some(other) = seen.gpus.iter().find_map(in_the_way) {
                 return Err(Reject::new(
                     RejectKind::AlreadyExists,
                     format!("a GPU of job {key} on node {node} is job {}'s by now", other.job),

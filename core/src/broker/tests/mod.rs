@@ -7,6 +7,7 @@ mod found;
 mod hardware;
 mod inside;
 mod lifecycle;
+mod mps;
 mod nodes;
 mod requests;
 mod rights;
@@ -68,7 +69,7 @@ fn node(name: &str) -> NodeName {
 
 /// Eight H100 joined through NVSwitch, on two NUMA nodes. Nodes whose names begin with "old" cannot make
 /// users root in their containers; on those with "mig" the last GPU is in MIG mode, and the first two are
-/// shared; on those with "pair" NVLink joins two each; those that begin with "ib" have
+/// shared, by MPS on those with "mps"; on those with "pair" NVLink joins two each; those that begin with "ib" have
 /// that feature.
 fn inventory(node: &str) -> Inventory {
     let gpus = (0..8u32).map(|index| GpuInfo {
@@ -84,7 +85,11 @@ fn inventory(node: &str) -> Inventory {
             instances: Vec::new(),
             recut: true,
         }),
-        sharing: (node.starts_with("mig") && index < 2).then_some(Sharing::TimeSlice),
+        sharing: match (index < 2, node.get(..3)) {
+            (true, Some("mig")) => Some(Sharing::TimeSlice),
+            (true, Some("mps")) => Some(Sharing::Mps),
+            (true | false, _) => None,
+        },
         drained: None,
         cpu_affinity: String::new(),
         nvlink_version: 4,
