@@ -3,7 +3,6 @@
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use serde_json::Value;
 
@@ -27,7 +26,8 @@ pub const STREAM_PORT: u16 = 7444;
 /// What a cluster is to be.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// One a node: a described host, by its file's name in `tests/hosts` without ".toml"; none: no GPUs.
+    /// One a node: a described host, by its file's name in `tests/hosts` without ".toml"; none: no GPUs. Each node
+    /// has the description in [`Cluster::host`], so that what its GPUs are cut into is its own.
     pub hosts: Vec<Option<&'static str>>,
     /// Images that every node has; the first is the default.
     pub images: Vec<Image>,
@@ -140,7 +140,10 @@ impl Cluster {
             let state = cluster.node_state(index);
             fs::create_dir(&state).expect("own directory");
             cluster.join(index);
-            let env = cluster.node_env(*host);
+            let env = cluster.node_env(index);
+            if let Some(host) = host {
+                cluster.describe(index, host, &env);
+            }
             for (name, archive) in &archives {
                 let import =
                     cluster
@@ -213,6 +216,19 @@ impl Cluster {
     /// State directory of a node's agent.
     pub fn node_state(&self, index: usize) -> PathBuf {
         self.root().join(format!("n{index}"))
+    }
+
+    /// The directory of a node's described host: "host.toml", and beside it the files that it names.
+    pub fn host(&self, index: usize) -> PathBuf {
+        self.root().join("hosts").join(format!("n{index}"))
+    }
+
+    /// `nvidia-smi` on a node's described host.
+    pub fn nvidia_smi(&self, index: usize) -> Cmd {
+        let argv = self
+            .sandbox
+            .argv(ROOT, &self.node_env(index), "nvidia-smi".as_ref());
+        Cmd::new(argv)
     }
 
     /// Any program inside, as a user, with the broker's address in the environment.
@@ -326,11 +342,6 @@ impl Drop for Session<'_> {
     }
 }
 
-/// The description of a host.
-fn description(host: &str) -> PathBuf {
-    repository().join("tests/hosts").join(format!("{host}.toml"))
-}
-
 fn broker_args(root: &Path, options: &Options) -> Vec<OsString> {
     let mut args: Vec<OsString> = vec!["serve".into(), "--state".into(), root.join("broker").into()];
     args.extend(["--listen".into(), format!("127.0.0.1:{BROKER_PORT}").into()]);
@@ -382,38 +393,36 @@ impl Cluster {
             .ok();
     }
 
-    /// A directory with the CDI specification of a described host.
-    fn cdi_dir(&self, host: &str) -> PathBuf {
-        let dir = self.root().join("cdi").join(host);
-        if !dir.exists() {
-            let maker = Command::new(repository().join("tests/described/cdi-spec"))
-                .arg(description(host))
-                .output();
-            let maker = maker.expect("tests/described/cdi-spec can be run");
-            assert!(maker.status.success(), "no CDI specification of {host}");
-            fs::create_dir_all(&dir).expect("own directory");
-            fs::write(dir.join("described.json"), maker.stdout).expect("own file");
-        }
-        dir
+    /// Gives a node its described host, with the CDI specification of it.
+    fn describe(&self, index: usize, host: &str, env: &[(String, OsString)]) {
+        let dir = self.host(index);
+        fs::create_dir_all(dir.join("cdi")).expect("own directory");
+        let described = repository().join("tests/hosts").join(format!("{host}.toml"));
+        fs::copy(&described, dir.join("host.toml"))
+            .unwrap_or_else(|error| panic!("{}: {error}", described.display()));
+        let argv = self.sandbox.argv(ROOT, env, "nvidia-smi".as_ref());
+        let specification = Cmd::new(argv).arg("cdi-spec").ok();
+        fs::write(dir.join("cdi/described.json"), specification).expect("own file");
     }
 
-    fn node_env(&self, host: Option<&str>) -> Vec<(String, OsString)> {
-        let mut env = vec![(
-            "CARREL_INIT".to_owned(),
-            self.sandbox.carrel_init().into_os_string(),
-        )];
-        if let Some(host) = host {
-            let file = description(host);
-            env.push(("CARREL_FAKE_NVML".to_owned(), file.into_os_string()));
-        }
-        env
+    fn node_env(&self, index: usize) -> Vec<(String, OsString)> {
+        let host = self.host(index).join("host.toml");
+        vec![
+            (
+                "CARREL_INIT".to_owned(),
+                self.sandbox.carrel_init().into_os_string(),
+            ),
+            ("CARREL_FAKE_NVML".to_owned(), host.into_os_string()),
+        ]
     }
 
     fn node_flags(&self, index: usize, options: &Options) -> Vec<OsString> {
         let mut flags: Vec<OsString> = vec!["--state".into(), self.node_state(index).into()];
-        let library = match options.hosts.get(index).copied().flatten() {
-            Some(_) => self.sandbox.program("libnvidia_ml.so"),
-            None => PathBuf::from("/nonexistent/libnvidia-ml.so.1"),
+        let described = options.hosts.get(index).is_some_and(Option::is_some);
+        let library = if described {
+            self.sandbox.program("libnvidia_ml.so")
+        } else {
+            PathBuf::from("/nonexistent/libnvidia-ml.so.1")
         };
         flags.extend(["--nvml-library".into(), library.into()]);
         // As many CPUs and as much memory as tests ask for: limits, not reservations, on the machine at hand.
@@ -421,8 +430,8 @@ impl Cluster {
         if !options.own_cpus {
             flags.extend(["--cpus", "104"].map(Into::into));
         }
-        if let Some(host) = options.hosts.get(index).copied().flatten() {
-            flags.extend(["--cdi-dir".into(), self.cdi_dir(host).into()]);
+        if described {
+            flags.extend(["--cdi-dir".into(), self.host(index).join("cdi").into()]);
         }
         if let Some(config) = options.agent_configs.get(index) {
             let file = self.root().join(format!("n{index}.toml"));

@@ -44,7 +44,13 @@ impl Programs {
         let target =
             std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| repository().join("target"), PathBuf::from);
         let folder = profile.folder();
-        for program in ["carrel", "carrel-broker", "carrel-node", "libnvidia_ml.so"] {
+        for program in [
+            "carrel",
+            "carrel-broker",
+            "carrel-node",
+            "libnvidia_ml.so",
+            "carrel-fake-nvidia-smi",
+        ] {
             let path = target.join(folder).join(program);
             assert!(
                 path.exists(),

@@ -52,9 +52,14 @@ impl Sandbox {
             .keep();
         // Users reach their homes and the programs through it; each part has its own mode.
         fs::set_permissions(&root, fs::Permissions::from_mode(0o711)).expect("own directory");
-        for dir in ["etc", "target", "home", "logs"] {
+        for dir in ["etc", "target", "home", "logs", "bin"] {
             fs::create_dir(root.join(dir)).expect("own directory");
         }
+        // Where hosts with GPUs have it: on PATH.
+        let smi = root
+            .join("target")
+            .join(programs.below_target("carrel-fake-nvidia-smi"));
+        std::os::unix::fs::symlink(smi, root.join("bin/nvidia-smi")).expect("own directory");
         let lines = |file: &str, extra: &dyn Fn(&User) -> String| {
             let mut text = fs::read_to_string(file).unwrap_or_default();
             text.extend(users.iter().map(extra));
@@ -163,6 +168,8 @@ impl Sandbox {
         };
         let programs = self.program("carrel");
         let mut path = programs.parent().unwrap_or(&self.root).as_os_str().to_owned();
+        path.push(":");
+        path.push(self.root.join("bin"));
         path.push(":");
         path.push(SYSTEM_PATH);
         variable("PATH", &path);

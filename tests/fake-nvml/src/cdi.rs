@@ -30,7 +30,9 @@ pub fn specification(host: &Host) -> String {
     for gpu in &host.gpus {
         let own = node(&format!("/dev/nvidia{}", gpu.minor), GPU_MAJOR, gpu.minor);
         devices.push(device(&gpu.uuid, std::slice::from_ref(&own)));
-        for (kind, profile) in host.geometry(gpu).profiles.iter().enumerate() {
+        let can_be_cut = host.description.mig_state.is_some() || host.mig(gpu).on;
+        let profiles = host.geometry(gpu).profiles.iter().enumerate();
+        for (kind, profile) in profiles.filter(|_| can_be_cut) {
             for start in profile.starts {
                 let first = gpu.index as u32 * OF_GPU + (kind as u32 * 8 + start) * 2;
                 let instance = Instance {
