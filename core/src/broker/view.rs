@@ -52,8 +52,10 @@ pub fn state_reason(state: &State, job: &Job) -> String {
             match &placed.ending {
                 None => detail(|rank| !rank.ready).unwrap_or_default(),
                 Some(ending) => match detail(|rank| !rank.released) {
-                    Some(why) => format!("{}; not released yet: {why}", ending.reason),
-                    None => ending.reason.clone(),
+                    Some(why) if !repeats(&ending.reason, &why) => {
+                        format!("{}; not released yet: {why}", ending.reason)
+                    }
+                    Some(_) | None => ending.reason.clone(),
                 },
             }
         }
@@ -94,6 +96,12 @@ fn pending_reason(state: &State, job: &Job) -> String {
         Wait::Priority(ahead) => format!("Priority: what it could have is promised to job {ahead}"),
         Wait::Limit(reached) => state.say_limit(reached, state.ticked),
     }
+}
+
+/// Whether what a node says of a job is why the job has ended: it has nothing to say of the release.
+fn repeats(reason: &str, why: &str) -> bool {
+    why.split_once(": ")
+        .is_some_and(|(_, said)| reason.ends_with(said))
 }
 
 /// What a rank's node last said of it: progress, or why it still waits.

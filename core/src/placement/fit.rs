@@ -36,6 +36,8 @@ pub(super) enum Lack {
     Gpus,
     GpuMemory,
     Slices,
+    /// Slices that its GPUs could be cut into, if they were cut anew.
+    UncutSlices,
     Shares,
     Least,
     NvlinkSet,
@@ -366,6 +368,7 @@ fn right_gpus(kind: &Kind, needs: Needs<'_>) -> Result<u64, Lack> {
                 Ok(large)
             };
         }
+        UnitRequest::Mig(profile) if host.is_uncut(right, profile) => Lack::UncutSlices,
         UnitRequest::Mig(_) => Lack::Slices,
         UnitRequest::Share { .. } => Lack::Shares,
         UnitRequest::Least => Lack::Least,

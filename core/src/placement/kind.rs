@@ -205,6 +205,14 @@ impl HostKind {
         self.gpus_where(|gpu| self.sharing[gpu].is_some_and(|by| sharing.is_none_or(|wanted| wanted == by)))
     }
 
+    /// Whether GPUs in `right` have a MIG profile, and none of those in MIG mode is cut anew to have more of it.
+    pub(super) fn is_uncut(&self, right: u64, profile: &str) -> bool {
+        let layouts = positions(right).filter_map(|gpu| self.mig.get(gpu)?.as_ref());
+        let (fixed, cut): (Vec<_>, Vec<_>) = layouts.partition(|layout| layout.fixed.is_some());
+        let has = |layout: &&MigLayout| layout.profiles.iter().any(|known| known.name == profile);
+        cut.is_empty() && fixed.iter().any(has)
+    }
+
     /// GPUs of which not all may be given away, where nothing is held.
     pub(super) fn parts(&self) -> impl Iterator<Item = (u8, PartRoom)> {
         let gpus = self.mig.iter().enumerate();

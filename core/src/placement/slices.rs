@@ -1,7 +1,8 @@
 //! MIG slices of one host: which GPU instance goes where.
 //!
 //! A GPU in MIG mode is a row of memory slices, and a GPU instance takes some that follow each other, at one of
-//! the starts that its profile allows. Placing one costs what it takes from requests to come: for each profile,
+//! the starts that its profile allows. What is there and idle is given before anything is cut: it is ready at once,
+//! and lies where slices were packed before. Then, placing one costs what it takes from requests to come: for each profile,
 //! the memory slices that could still be given in it. So slices are packed where others have left little room, and
 //! into corners that large profiles cannot use. What is placed on one GPU is the best of all ways that there are.
 
@@ -160,8 +161,8 @@ impl MigLayout {
                 continue;
             }
             let way = Way {
-                cost: (before - self.worth(&taken)) * WHOLE / whole,
                 recuts: own.iter().filter(|cut| !room.idle.contains(cut)).count() as u32,
+                cost: (before - self.worth(&taken)) * WHOLE / whole,
                 cuts: own.to_vec(),
             };
             match ways.get_mut(own.len() - 1) {
@@ -189,23 +190,30 @@ struct Taken {
 /// Instances of one profile on one GPU; the smallest is the best.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Way {
-    cost: u64,
     /// Instances that have to be made.
     recuts: u32,
+    cost: u64,
     cuts: Vec<Cut>,
 }
 
 /// Slices that a request gets; the smallest is the best.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Slices {
-    /// What is lost to requests to come, in millionths of a GPU.
-    pub cost: u64,
-    /// GPUs that they are on.
-    gpus: u32,
     /// Instances that have to be made.
     recuts: u32,
+    /// What is lost to requests to come, in millionths of a GPU.
+    cost: u64,
+    /// GPUs that they are on.
+    gpus: u32,
     /// Position of the GPU, and the instance.
     pub cuts: Vec<(u8, Cut)>,
+}
+
+impl Slices {
+    /// What decides between hosts: an instance that has to be made counts as much as a GPU that is lost.
+    pub fn price(&self) -> u64 {
+        u64::from(self.recuts) * WHOLE + self.cost
+    }
 }
 
 /// The best `count` instances of a profile on those of a host's GPUs that are in `right`; none when fewer fit.

@@ -112,7 +112,7 @@ impl Free<'_> {
         match &request.unit {
             UnitRequest::Whole => self.whole(right, request),
             _ if count == 0 => self.whole(right, request),
-            UnitRequest::Mig(profile) => self.slices(right, profile, count),
+            UnitRequest::Mig(profile) => self.slices(right, &[profile], count),
             UnitRequest::Share { milli, sharing } => {
                 self.shares(right, (*milli, *sharing), count, needs.user)
             }
@@ -131,19 +131,23 @@ impl Free<'_> {
         })
     }
 
-    fn slices(&self, right: u64, profile: &str, count: usize) -> Option<Chosen> {
+    /// Slices of one of these profiles, whichever are the best.
+    fn slices(&self, right: u64, profiles: &[&str], count: usize) -> Option<Chosen> {
         let rooms = self.parts.iter().filter_map(|(gpu, room)| match room {
             PartRoom::Mig(room) => Some((*gpu, room.clone())),
             PartRoom::Shared { .. } => None,
         });
         let rooms: Vec<(u8, MigRoom)> = rooms.collect();
-        let slices = best_slices(&self.kind.host, &rooms, right, profile, count)?;
+        let each = profiles
+            .iter()
+            .filter_map(|profile| best_slices(&self.kind.host, &rooms, right, profile, count));
+        let slices = each.min()?;
         let mask = slices.cuts.iter().fold(0, |mask, (gpu, _)| mask | 1 << gpu);
         Some(Chosen {
             set: GpuSet {
                 mask,
                 numa_nodes: self.numa_nodes(mask),
-                cost: slices.cost,
+                cost: slices.price(),
                 ..GpuSet::default()
             },
             units: Units::Mig(slices.cuts),
@@ -194,19 +198,18 @@ impl Free<'_> {
     fn least(&self, right: u64, request: &ResourceRequest) -> Option<Chosen> {
         let host = &self.kind.host;
         let count = request.gpus_per_node as usize;
-        let mut sizes: Vec<(u64, Option<&str>)> = profiles_of(host, right, request.gpu_memory_bytes)
-            .into_iter()
-            .map(|(memory, profile)| (memory, Some(profile)))
-            .collect();
+        let profiles = profiles_of(host, right, request.gpu_memory_bytes);
         let large = right & host.placeable & host.with_memory(request.gpu_memory_bytes..);
-        sizes.extend(positions(large).map(|gpu| (host.gpu_memory[gpu], None)));
+        let mut sizes: Vec<u64> = profiles.iter().map(|(memory, _)| *memory).collect();
+        sizes.extend(positions(large).map(|gpu| host.gpu_memory[gpu]));
         sizes.sort_unstable();
         sizes.dedup();
-        sizes.into_iter().find_map(|(memory, profile)| {
-            let chosen = match profile {
-                Some(profile) => self.slices(right, profile, count),
-                None => self.whole(large & host.with_memory(..=memory), request),
-            };
+        sizes.into_iter().find_map(|memory| {
+            let of_size = profiles.iter().filter(|(size, _)| *size == memory);
+            let of_size: Vec<&str> = of_size.map(|(_, profile)| *profile).collect();
+            let chosen = self
+                .slices(right, &of_size, count)
+                .or_else(|| self.whole(large & host.with_memory(..=memory), request));
             chosen.map(|chosen| Chosen { memory, ..chosen })
         })
     }

@@ -105,6 +105,13 @@ pub enum Refusal {
         /// Profile asked for.
         profile: String,
     },
+    /// Its GPUs, free or not, have no such slices; they could have them, but may not be cut anew.
+    NotCut {
+        /// Slices asked for.
+        wanted: u32,
+        /// Profile asked for.
+        profile: String,
+    },
     /// It has no such GPUs that jobs may share.
     NotShared {
         /// GPUs asked for.
@@ -210,6 +217,15 @@ impl fmt::Display for Refusal {
             }
             Self::FewerSlices { wanted: 1, profile } => write!(f, "no slice {profile}"),
             Self::FewerSlices { wanted, profile } => write!(f, "fewer than {wanted} slices {profile}"),
+            Self::NotCut { wanted: 1, profile } => {
+                write!(f, "no slice {profile} and no GPU that may be cut anew")
+            }
+            Self::NotCut { wanted, profile } => {
+                write!(
+                    f,
+                    "fewer than {wanted} slices {profile} and no GPU that may be cut anew"
+                )
+            }
             Self::NotShared { wanted: 1 } => f.write_str("no GPU that jobs may share"),
             Self::NotShared { wanted } => write!(f, "fewer than {wanted} GPUs that jobs may share"),
             Self::FewerWithMemory { wanted: 1, bytes } => {
@@ -425,6 +441,7 @@ fn refusal(hosts: &Hosts, lack: Lack, request: &ResourceRequest) -> Refusal {
         Lack::FreeGpus => Refusal::FewerFreeGpus { wanted, model },
         Lack::FreeSlices => Refusal::FewerFreeSlices { wanted, profile },
         Lack::Slices => Refusal::FewerSlices { wanted, profile },
+        Lack::UncutSlices => Refusal::NotCut { wanted, profile },
         Lack::FreeShares => Refusal::FewerFreeShares { wanted, milli },
         Lack::Shares => Refusal::NotShared { wanted },
         Lack::FreeLeast => Refusal::FewerFreeWithMemory { wanted, bytes },

@@ -5,6 +5,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::model::gpu::{Inventory, Mig, MigInstance};
+use crate::model::resources::{ResourceRequest, UnitRequest};
+use crate::placement::{Assume, Hosts, PartRoom, Room, Units, place};
 
 /// Name, compute slices, memory slices, starts, most: A100 and H100 with 80 GB (NVIDIA MIG User Guide).
 const PROFILES: [(&str, u8, u8, &[u8], u8); 7] = [
@@ -241,9 +243,79 @@ fn small_slices_leave_room_for_large_ones() {
 
 #[test]
 fn what_is_there_is_taken_before_anything_is_cut() {
-    let idle = MigRoom {
+    let idle = |profile: u8, start: u8| MigRoom {
         held: vec![],
-        idle: vec![Cut { profile: 4, start: 4 }],
+        idle: vec![Cut { profile, start }],
     };
-    assert_eq!(on(&[MigRoom::default(), idle], "3g.40gb", 1), Some(vec![(1, 4)]));
+    let empty = MigRoom::default();
+    assert_eq!(on(&[empty.clone(), idle(4, 4)], "3g.40gb", 1), Some(vec![(1, 4)]));
+    // Though the seventh place would leave more.
+    assert_eq!(on(&[idle(0, 0)], "1g.10gb", 1), Some(vec![(0, 0)]));
+    assert_eq!(on(&[idle(0, 0)], "1g.10gb", 2), Some(vec![(0, 0), (0, 1)]));
+    assert_eq!(on(&[empty, idle(0, 0)], "1g.10gb", 1), Some(vec![(1, 0)]));
+}
+
+/// What a host with one such GPU gives to a request, where nothing is held.
+fn given(gpu: GpuInfo, unit: UnitRequest, gpu_memory_bytes: u64) -> Result<Units, String> {
+    let inventory = Inventory {
+        gpus: vec![gpu],
+        cpus: 8,
+        memory_bytes: 8 << 30,
+        ..Inventory::default()
+    };
+    let layout = MigLayout::of(&inventory.gpus[0]).expect("it is in MIG mode");
+    let instances = inventory.gpus[0].mig.iter().flat_map(|mig| &mig.instances);
+    let room = MigRoom {
+        held: vec![],
+        idle: instances
+            .filter_map(|instance| layout.cut(&instance.profile, instance.start))
+            .collect(),
+    };
+    let node = "n1".parse().expect("a name");
+    let mut hosts = Hosts::default();
+    hosts.set_inventory(&node, &inventory);
+    let room = Room {
+        gpus: 0,
+        parts: [(0, PartRoom::Mig(room))].into(),
+        cpus: 8,
+        memory_bytes: 8 << 30,
+        unavailable: None,
+    };
+    hosts.set_room(&node, room);
+    let request = ResourceRequest {
+        nodes: 1,
+        gpus_per_node: 1,
+        unit,
+        gpu_memory_bytes,
+        ..ResourceRequest::default()
+    };
+    let parts = place(&hosts, &request, Assume::Now).map_err(|why| why.to_string())?;
+    Ok(parts[0].units.clone())
+}
+
+#[test]
+fn of_slices_with_as_much_memory_one_that_is_there_is_given() {
+    let two = Cut { profile: 3, start: 2 };
+    let four = Cut { profile: 4, start: 4 };
+    let seven = Cut { profile: 6, start: 0 };
+    let given = |bytes| given(gpu(true, &[two, four]), UnitRequest::Least, bytes);
+    assert_eq!(given(2 << 30), Ok(Units::Mig(vec![(0, two)])));
+    assert_eq!(given((2 << 30) + 1), Ok(Units::Mig(vec![(0, four)])));
+    assert_eq!(given((4 << 30) + 1), Ok(Units::Mig(vec![(0, seven)])));
+}
+
+#[test]
+fn what_is_not_cut_anew_is_the_reason() {
+    let there = [Cut { profile: 0, start: 0 }];
+    let refused = |recut, profile: &str| {
+        let profile = UnitRequest::Mig(profile.into());
+        given(gpu(recut, &there), profile, 0).expect_err("there is none")
+    };
+    assert_eq!(
+        refused(false, "3g.40gb"),
+        "no slice 3g.40gb and no GPU that may be cut anew (1 node)"
+    );
+    for recut in [false, true] {
+        assert_eq!(refused(recut, "5g.50gb"), "no slice 5g.50gb (1 node)");
+    }
 }
