@@ -16,6 +16,20 @@ pub(super) struct Wanted {
     pub width: u8,
 }
 
+impl Wanted {
+    /// Whether it is this slice.
+    pub fn is(&self, slice: &Slice) -> bool {
+        match slice {
+            Slice::Mig {
+                profile,
+                start,
+                width,
+            } => (profile, start, width) == (&self.profile, &self.start, &self.width),
+            Slice::Whole | Slice::Share { .. } => false,
+        }
+    }
+}
+
 /// What must be done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Plan {

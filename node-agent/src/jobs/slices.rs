@@ -58,33 +58,37 @@ pub struct Slices {
 struct Inner {
     nvml: NvmlSource,
     held: watch::Receiver<Held>,
-    /// Told after each cut.
-    cut: Arc<Notify>,
+    /// Told after each cut, and when a GPU is not what it was last seen to be.
+    changed: Arc<Notify>,
     /// One GPU is cut at a time by one.
     locks: KeyedLocks<GpuUuid>,
     /// Cuts, which must not be given up half-way.
     tasks: TaskTracker,
-    /// GPUs that are not cut again: a cut failed, and could not be undone.
-    broken: Mutex<BTreeMap<GpuUuid, Broken>>,
+    /// GPUs of which the last cut failed.
+    failed: Mutex<BTreeMap<GpuUuid, Failed>>,
 }
 
-struct Broken {
+/// A cut that failed.
+#[derive(Debug)]
+struct Failed {
     why: String,
-    /// As it was left: what an operator does to it ends this.
+    /// The GPU is as before. Where it is not, it is not cut again.
+    undone: bool,
+    /// As the GPU was left: when it is cut otherwise, by us or by an operator, this is over.
     left: Vec<GpuInstance>,
 }
 
 impl Slices {
-    /// `held` says what jobs hold; `cut` is told when a GPU has been cut.
-    pub fn new(nvml: NvmlSource, held: watch::Receiver<Held>, cut: Arc<Notify>) -> Self {
+    /// `held` says what jobs hold; `changed` is told when a GPU is not what it was last seen to be.
+    pub fn new(nvml: NvmlSource, held: watch::Receiver<Held>, changed: Arc<Notify>) -> Self {
         Self {
             inner: Arc::new(Inner {
                 nvml,
                 held,
-                cut,
+                changed,
                 locks: KeyedLocks::default(),
                 tasks: TaskTracker::new(),
-                broken: Mutex::default(),
+                failed: Mutex::default(),
             }),
         }
     }
@@ -97,25 +101,27 @@ impl Slices {
 
     /// Corrects an inventory by what is known of cuts that failed.
     pub fn correct(&self, inventory: &mut Inventory) {
-        let mut broken = self.inner.broken.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut failed = self.inner.failed.lock().unwrap_or_else(PoisonError::into_inner);
         let mut notes = Vec::new();
         for gpu in &mut inventory.gpus {
             let Some(mig) = &mut gpu.mig else { continue };
-            let Some(Broken { why, left }) = broken.get(&gpu.uuid) else {
+            let Some(Failed { why, undone, left }) = failed.get(&gpu.uuid) else {
                 continue;
             };
             let devices = left.iter().filter_map(|instance| match &instance.inside {
                 Inside::Device(device) => Some(&device.uuid),
                 Inside::Nothing | Inside::Parts(_) => None,
             });
-            if devices.eq(mig.instances.iter().map(|instance| &instance.uuid)) {
+            if !devices.eq(mig.instances.iter().map(|instance| &instance.uuid)) {
+                failed.remove(&gpu.uuid);
+            } else if *undone {
+                notes.push(format!("GPU {} {why}", gpu.index));
+            } else {
                 mig.recut = false;
                 notes.push(format!(
-                    "GPU {} is not cut anew until an operator has seen to it: {why}",
+                    "GPU {} is not cut anew until an operator has seen to it: it {why}",
                     gpu.index
                 ));
-            } else {
-                broken.remove(&gpu.uuid);
             }
         }
         let before = std::mem::take(&mut inventory.gpu_note);
@@ -128,6 +134,21 @@ impl Slices {
 
     /// What of the GPUs a job is to have, in its order; slices that are not there are cut. `progress` is told of that.
     pub(super) async fn give(
+        &self,
+        key: JobKey,
+        inventory: &Inventory,
+        units: &[GpuUnit],
+        progress: &(dyn Fn(String) + Send + Sync),
+    ) -> Result<Vec<Given>, NotGiven> {
+        let given = self.give_each(key, inventory, units, progress).await;
+        if let Err(NotGiven::Failed(_)) = given {
+            // It is not what the broker went by: it is to know before it places the next job there.
+            self.inner.changed.notify_one();
+        }
+        given
+    }
+
+    async fn give_each(
         &self,
         key: JobKey,
         inventory: &Inventory,
@@ -209,7 +230,7 @@ impl Slices {
         let index = gpu.index;
         let lock = self.inner.locks.lock(gpu.uuid.clone()).await;
         let state = self.inner.look(gpu).await?;
-        let held = self.inner.held_of(&gpu.uuid, key);
+        let held = self.inner.held_of(&gpu.uuid, key, &wanted);
         let recut = self.inner.may_cut(gpu, &state);
         let (remove, profile) = match plan(&state, &wanted, &held, recut) {
             Ok(Plan::There { gpu_instance, device }) => return Ok(GivenSlice { gpu_instance, device }),
@@ -236,7 +257,7 @@ impl Slices {
         let made = self.inner.tasks.spawn(async move {
             let _one_at_a_time = lock;
             let made = cut.run().await;
-            cut.inner.cut.notify_one();
+            cut.inner.changed.notify_one();
             made
         });
         made.await.context("the cut broke")?.map_err(NotGiven::Failed)
@@ -260,25 +281,26 @@ impl Inner {
         state.with_context(|| format!("GPU {} is not in MIG mode", gpu.index))
     }
 
-    /// What jobs hold of a GPU, without one of them.
-    fn held_of(&self, gpu: &GpuUuid, without: JobKey) -> Vec<Slice> {
+    /// What jobs hold of a GPU, without what is to be made for one of them.
+    fn held_of(&self, gpu: &GpuUuid, job: JobKey, wanted: &Wanted) -> Vec<Slice> {
         let held = self.held.borrow();
-        let others = held.iter().filter(|(key, _)| **key != without);
-        let units = others
-            .flat_map(|(_, units)| units)
-            .filter(|unit| unit.gpu == *gpu);
-        units.map(|unit| unit.slice.clone()).collect()
+        let units = held
+            .iter()
+            .flat_map(|(key, units)| units.iter().map(move |unit| (*key, unit)));
+        let others = units.filter(|(key, unit)| unit.gpu == *gpu && !(*key == job && wanted.is(&unit.slice)));
+        others.map(|(_, unit)| unit.slice.clone()).collect()
     }
 
     fn may_cut(&self, gpu: &GpuInfo, state: &MigState) -> bool {
-        let mut broken = self.broken.lock().unwrap_or_else(PoisonError::into_inner);
-        if broken
+        let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        if failed
             .get(&gpu.uuid)
-            .is_some_and(|broken| broken.left != state.instances)
+            .is_some_and(|failed| failed.left != state.instances)
         {
-            broken.remove(&gpu.uuid);
+            failed.remove(&gpu.uuid);
         }
-        self.nvml.policy.recut.has(gpu) && !broken.contains_key(&gpu.uuid)
+        let stuck = failed.get(&gpu.uuid).is_some_and(|failed| !failed.undone);
+        self.nvml.policy.recut.has(gpu) && !stuck
     }
 
     /// Who is in any of these instances; none: nobody.
@@ -325,28 +347,23 @@ impl Cut {
             Ok(slice) => return Ok(slice),
             Err(error) => error,
         };
-        match self.undo().await {
-            Ok(()) => {
-                bail!("GPU {index} could not be cut into {profile} at {start}, and is as before: {error:#}")
-            }
-            Err(undone) => {
-                let why = format!(
-                    "it could not be cut into {profile} at {start} ({error:#}), nor made as before ({undone:#})"
-                );
-                tracing::error!(gpu = index, why, "a cut failed");
-                // Not known: then the next look, which finds something, ends it.
-                let left = self.inner.look(&self.gpu).await.unwrap_or_default().instances;
-                let mut broken = self.inner.broken.lock().unwrap_or_else(PoisonError::into_inner);
-                broken.insert(
-                    self.gpu.uuid.clone(),
-                    Broken {
-                        why: why.clone(),
-                        left,
-                    },
-                );
-                bail!("GPU {index}: {why}")
-            }
-        }
+        let undone = self.undo().await;
+        let why = match &undone {
+            Ok(()) => format!("could not be cut into {profile} at {start}, and is as before: {error:#}"),
+            Err(undone) => format!(
+                "could not be cut into {profile} at {start} ({error:#}), nor made as before ({undone:#})"
+            ),
+        };
+        tracing::error!(gpu = index, why, "a cut failed");
+        let failed = Failed {
+            why: why.clone(),
+            undone: undone.is_ok(),
+            // Not known: then the next look, which finds something, ends it.
+            left: self.inner.look(&self.gpu).await.unwrap_or_default().instances,
+        };
+        let mut all = self.inner.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        all.insert(self.gpu.uuid.clone(), failed);
+        bail!("GPU {index} {why}")
     }
 
     async fn make(&self) -> Result<GivenSlice> {

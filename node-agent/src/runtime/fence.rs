@@ -88,7 +88,11 @@ pub(super) fn devices(
         minor,
     });
     let mut seen = BTreeSet::new();
-    let all = of_others.chain(fixed).chain(disk(state_dir)).chain(on_host);
+    let all = fixed
+        .into_iter()
+        .chain(disk(state_dir))
+        .chain(of_others)
+        .chain(on_host);
     all.filter(|device| seen.insert((device.kind.clone(), device.major, device.minor)))
         .take(MAX_DEVICES)
         .collect()
