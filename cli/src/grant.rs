@@ -56,14 +56,12 @@ pub fn describe(job: &v1::Job, worst_links: &[String]) -> String {
 pub fn holdings(job: &v1::Job) -> String {
     let nodes = job.nodes.iter().map(|held| {
         let indices: Vec<u32> = held.gpus.iter().map(|gpu| gpu.index).collect();
-        let sliced: Vec<String> = held
-            .gpus
-            .iter()
-            .filter(|gpu| !gpu.slice.is_empty())
-            .map(|gpu| format!("GPU {} ({})", gpu.index, visible(&gpu.slice)))
+        let parts = held.gpus.iter().any(|gpu| !gpu.slice.is_empty());
+        let gpus: Vec<String> = each_gpu(&held.gpus)
+            .map(|(index, slices)| format!("GPU {index} ({slices})"))
             .collect();
         match indices.len() {
-            _ if !sliced.is_empty() => format!("{} {}", held.node, sliced.join(", ")),
+            _ if parts => format!("{} {}", held.node, gpus.join(", ")),
             0 => format!(
                 "{} {} CPUs {}",
                 held.node,
@@ -75,6 +73,26 @@ pub fn holdings(job: &v1::Job) -> String {
         }
     });
     nodes.collect::<Vec<_>>().join(", ")
+}
+
+/// Each GPU once, and in words what of it; empty: all.
+pub fn each_gpu(gpus: &[v1::Gpu]) -> impl Iterator<Item = (u32, String)> {
+    let same = gpus.chunk_by(|a, b| a.index == b.index);
+    same.map(|gpus| (gpus[0].index, slices(gpus.iter().map(|gpu| gpu.slice.as_str()))))
+}
+
+/// "1g.10gb at 0, 1, 3g.40gb at 4": what follows each other of one profile has its name once.
+pub fn slices<'a>(slices: impl Iterator<Item = &'a str>) -> String {
+    let mut last = "";
+    let mut texts: Vec<String> = Vec::new();
+    for slice in slices {
+        match slice.split_once(" at ") {
+            Some((profile, start)) if profile == last => texts.push(visible(start)),
+            _ => texts.push(visible(slice)),
+        }
+        last = slice.split_once(" at ").map_or("", |(profile, _)| profile);
+    }
+    texts.join(", ")
 }
 
 /// "0-3,48-51, memory of NUMA node 0"; with the nodes' names where there are several. Empty: none of its own.
@@ -125,6 +143,23 @@ mod tests {
             describe(&job, &["NV18".into()]),
             "h100-01 GPUs 0-3 (NV18, exclusive)"
         );
+        let slice = |index, slice: &str| v1::Gpu {
+            index,
+            slice: slice.into(),
+            ..Default::default()
+        };
+        job.nodes[0].gpus = vec![
+            slice(0, "1g.10gb at 0"),
+            slice(0, "1g.10gb at 1"),
+            slice(0, "3g.40gb at 4"),
+            slice(2, "3g.40gb at 4"),
+        ];
+        assert_eq!(
+            holdings(&job),
+            "h100-01 GPU 0 (1g.10gb at 0, 1, 3g.40gb at 4), GPU 2 (3g.40gb at 4)"
+        );
+        job.nodes[0].gpus = vec![slice(3, "0.5 by time-slice")];
+        assert_eq!(holdings(&job), "h100-01 GPU 3 (0.5 by time-slice)");
         job.nodes = vec![node("a", vec![5]), node("b", vec![0, 2])];
         assert_eq!(describe(&job, &[]), "a GPU 5, b GPUs 0,2 (exclusive)");
         job = v1::Job {

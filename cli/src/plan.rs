@@ -8,7 +8,7 @@ use crate::error::{CliError, Context as _, Result};
 use crate::output::{self, visible};
 use crate::signals::{Signal, Signals};
 use crate::terminal::say;
-use crate::units;
+use crate::{grant, units};
 
 /// What to do when what is asked for is not free, and something near to it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -238,18 +238,19 @@ fn seat(seat: &v1::Seat) -> String {
     if !seat.nics.is_empty() {
         facts.push(format!("NICs {}", visible(&seat.nics.join(", "))));
     }
-    let gpus: Vec<String> = seat
-        .gpus
-        .iter()
-        .map(|gpu| match gpu.slice.as_str() {
-            "" => format!("GPU{}", gpu.index),
-            slice => format!("GPU{} {}", gpu.index, visible(slice)),
+    let gpus: Vec<String> = grant::each_gpu(&seat.gpus)
+        .map(|(index, slices)| match slices.as_str() {
+            "" => format!("GPU{index}"),
+            slices => format!("GPU{index} {slices}"),
         })
         .collect();
-    let held = if gpus.is_empty() {
-        String::new()
-    } else {
-        format!("{}; ", gpus.join(", "))
+    let mut classes: Vec<&str> = seat.gpus.iter().map(|gpu| gpu.isolation.as_str()).collect();
+    classes.sort_unstable();
+    classes.dedup();
+    let held = match (gpus.is_empty(), classes.concat().is_empty()) {
+        (true, _) => String::new(),
+        (false, true) => format!("{}; ", gpus.join(", ")),
+        (false, false) => format!("{} ({}); ", gpus.join(", "), visible(&classes.join(", "))),
     };
     let mut text = format!("  {}: {held}{}\n", visible(&seat.node), facts.join(", "));
     let count = gpus.len();

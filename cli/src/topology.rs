@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use carrel_core::model::gpu::{GpuInfo, Inventory};
+use carrel_core::model::gpu::{GpuInfo, Inventory, MigInstance};
 use carrel_core::model::topology::{Link, LinkMatrix};
 use carrel_proto::v1;
 
@@ -25,18 +25,7 @@ pub fn draw(node: &v1::Node, job: impl Fn(u64) -> String) -> String {
         .gpus
         .iter()
         .zip(holders)
-        .map(|(gpu, holders)| match (holders, &gpu.drained) {
-            ([], Some(reason)) => format!("drained: {reason}"),
-            ([], None) if gpu.mig.is_some() => "free, in MIG mode".to_owned(),
-            ([], None) => "free".to_owned(),
-            (holders, _) => {
-                let text = |holder: &v1::GpuHolder| match holder.slice.as_str() {
-                    "" => job(holder.job),
-                    slice => format!("{} ({slice})", job(holder.job)),
-                };
-                holders.iter().map(text).collect::<Vec<_>>().join(", ")
-            }
-        });
+        .map(|(gpu, holders)| held_by(gpu, holders, &job));
     let mut header = vec![String::new()];
     header.extend(inventory.gpus.iter().map(|gpu| format!("GPU{}", gpu.index)));
     header.extend(["NUMA", "CPUS", "NICS", "HELD BY"].map(str::to_owned));
@@ -48,6 +37,41 @@ pub fn draw(node: &v1::Node, job: impl Fn(u64) -> String) -> String {
         islands(&inventory),
         cpus(node, job)
     )
+}
+
+/// "job 7", "job 7 (1g.10gb at 0, 1; mig), free: 3g.40gb at 4", "free".
+fn held_by(gpu: &GpuInfo, holders: &[v1::GpuHolder], job: impl Fn(u64) -> String) -> String {
+    let same = holders.chunk_by(|a, b| (a.job, &a.isolation) == (b.job, &b.isolation));
+    let each = same.map(|held| {
+        let slices = grant::slices(held.iter().map(|holder| holder.slice.as_str()));
+        match slices.as_str() {
+            "" => job(held[0].job),
+            slices => format!("{} ({slices}; {})", job(held[0].job), held[0].isolation),
+        }
+    });
+    let mut parts: Vec<String> = each.collect();
+    let Some(mig) = &gpu.mig else {
+        return match (parts.is_empty(), &gpu.drained) {
+            (true, Some(reason)) => format!("drained: {reason}"),
+            (true, None) => "free".to_owned(),
+            (false, _) => parts.join(", "),
+        };
+    };
+    if let Some(reason) = &gpu.drained {
+        parts.push(format!("drained: {reason}"));
+        return parts.join(", ");
+    }
+    let place = |instance: &MigInstance| format!("{} at {}", instance.profile, instance.start);
+    let mut idle: Vec<String> = mig.instances.iter().map(place).collect();
+    idle.retain(|place| holders.iter().all(|holder| holder.slice != *place));
+    let idle = grant::slices(idle.iter().map(String::as_str));
+    parts.push(match (idle.as_str(), mig.recut) {
+        ("", true) => "the rest may be cut".to_owned(),
+        ("", false) => "no slice is free".to_owned(),
+        (idle, true) => format!("free: {idle}, or cut anew"),
+        (idle, false) => format!("free: {idle}"),
+    });
+    parts.join(", ")
 }
 
 /// Who has CPUs of its own, a job a line.
@@ -160,6 +184,8 @@ fn islands(inventory: &Inventory) -> String {
 
 #[cfg(test)]
 mod tests {
+    use carrel_core::model::gpu::Mig;
+
     use super::*;
 
     /// All of a GPU, by a job; 0: it is free.
@@ -232,6 +258,53 @@ mod tests {
              joined by NVLink, each with each: 0 1; 2 3\n\
              CPUs 0-3,48-51: job 7, memory of NUMA node 0\n"
         );
+    }
+
+    #[test]
+    fn slices_are_drawn_with_their_holders() {
+        let mut node = node("SYS", 2, &[0, 0]);
+        let inventory = node.inventory.take().unwrap();
+        let mut inventory = Inventory::try_from(inventory).unwrap();
+        let instance = |profile: &str, start| MigInstance {
+            profile: profile.into(),
+            start,
+            width: 1,
+            uuid: format!("MIG-{start}").parse().unwrap(),
+        };
+        inventory.gpus[0].mig = Some(Mig {
+            profiles: Vec::new(),
+            instances: vec![
+                instance("1g.5gb", 0),
+                instance("1g.5gb", 1),
+                instance("1g.5gb", 2),
+            ],
+            recut: true,
+        });
+        inventory.gpus[1].mig = Some(Mig::default());
+        let holder = |job, slice: &str| v1::GpuHolder {
+            job,
+            slice: slice.into(),
+            isolation: "mig".into(),
+        };
+        let mut shown = |holders: Vec<v1::GpuHolder>| {
+            node.inventory = Some((&inventory).into());
+            node.gpu_holders[0] = v1::GpuHolders { holders };
+            let drawn = draw(&node, |job| format!("job {job}"));
+            let ends = drawn
+                .lines()
+                .skip(2)
+                .take(2)
+                .map(|line| line.rsplit_once("  ").unwrap().1);
+            ends.map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            shown(vec![holder(7, "1g.5gb at 0"), holder(7, "1g.5gb at 1")]),
+            [
+                "job 7 (1g.5gb at 0, 1; mig), free: 1g.5gb at 2, or cut anew",
+                "no slice is free"
+            ]
+        );
+        assert_eq!(shown(Vec::new())[0], "free: 1g.5gb at 0, 1, 2, or cut anew");
     }
 
     #[test]

@@ -151,6 +151,11 @@ pub fn parse_gpus(text: &str) -> Result<GpuCount, String> {
         let (before, last) = text.rsplit_once(':').unwrap_or(("", text));
         (before.to_owned(), last.to_owned())
     };
+    let rule = |why: String| {
+        format!(
+            "GPUs are a number (4), a model and a number (h100:4), MIG slices (1g.10gb:2) or a share (0.5): {why}"
+        )
+    };
     let (before, last) = split(text);
     if is_profile(&last) {
         return Ok(GpuCount {
@@ -163,12 +168,10 @@ pub fn parse_gpus(text: &str) -> Result<GpuCount, String> {
         return Ok(GpuCount {
             model: parse_model(&before)?,
             count: 1,
-            unit: GpuUnit::Share(parse_share(&last)?),
+            unit: GpuUnit::Share(parse_share(&last).map_err(rule)?),
         });
     }
-    let count = parse_count(&last).map_err(|why| {
-        format!("GPUs are a number (4), a model and a number (h100:4), MIG slices (1g.10gb:2) or a share (0.5): {why}")
-    })?;
+    let count = parse_count(&last).map_err(rule)?;
     let (model, profile) = split(&before);
     if parse_share(&profile).is_ok() {
         return Err(format!("a share is of one GPU: {profile}"));

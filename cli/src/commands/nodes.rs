@@ -129,22 +129,24 @@ fn row(node: &v1::Node) -> [String; 6] {
     ]
 }
 
-/// "4/8 H100 80GB HBM3"; models in turn where there are several.
+/// "4/8 H100 80GB HBM3"; models in turn where there are several, and apart those in MIG mode: free are of these
+/// those of which nobody has anything.
 fn gpus(node: &v1::Node, inventory: &v1::Inventory) -> String {
     let held = node.gpu_holders.iter().map(|gpu| !gpu.holders.is_empty());
     let held = held.chain(std::iter::repeat(false));
-    let mut models: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
+    let mut models: BTreeMap<(&str, bool), (usize, usize)> = BTreeMap::new();
     for (gpu, held) in inventory.gpus.iter().zip(held) {
-        let (free, total) = models.entry(gpu.model.trim_start_matches("NVIDIA ")).or_default();
+        let model = gpu.model.trim_start_matches("NVIDIA ");
+        let (free, total) = models.entry((model, gpu.mig.is_some())).or_default();
         *total += 1;
         *free += usize::from(!held && gpu.drained.is_empty());
     }
     if models.is_empty() {
         return "none".into();
     }
-    models
-        .iter()
-        .map(|(model, (free, total))| format!("{free}/{total} {model}"))
-        .collect::<Vec<_>>()
-        .join(", ")
+    let text = |(&(model, mig), (free, total)): (&(&str, bool), &(usize, usize))| {
+        let mode = if mig { " in MIG mode" } else { "" };
+        format!("{free}/{total} {model}{mode}")
+    };
+    models.iter().map(text).collect::<Vec<_>>().join(", ")
 }

@@ -84,7 +84,7 @@ fn job_row(job: &v1::Job) -> [String; 7] {
         (Some(deadline), None) => span(now(), deadline),
         _ => String::new(),
     };
-    let mut place = grant::holdings(job);
+    let mut place = grant::describe(job, &[]);
     let says_more = place.is_empty() || job.state() != v1::JobState::Running;
     if says_more && !job.reason.is_empty() {
         place = if place.is_empty() {

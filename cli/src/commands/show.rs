@@ -178,17 +178,18 @@ fn asked(request: &v1::ResourceRequest) -> String {
         };
         let nvlink = if request.nvlink { " joined by NVLink" } else { "" };
         let count = request.gpus_per_node;
+        let s = if count == 1 { "" } else { "s" };
         text += &match request.unit.as_ref().and_then(|unit| unit.unit.as_ref()) {
             None | Some(Unit::Least(false)) if request.gpu_memory_bytes > 0 => {
                 let memory = units::gpu_bytes(request.gpu_memory_bytes);
-                format!("{count} {model}GPUs with {memory}{nvlink}, ")
+                format!("{count} {model}GPU{s} with {memory}{nvlink}, ")
             }
-            None | Some(Unit::Least(false)) => format!("{count} {model}GPUs{nvlink}, "),
+            None | Some(Unit::Least(false)) => format!("{count} {model}GPU{s}{nvlink}, "),
             Some(Unit::Least(true)) => {
                 let memory = units::gpu_bytes(request.gpu_memory_bytes);
-                format!("{count} {model}GPUs or slices with {memory}, ")
+                format!("{count} {model}GPU{s} or slice{s} with {memory}, ")
             }
-            Some(Unit::MigProfile(profile)) => format!("{count} {model}slices {}, ", visible(profile)),
+            Some(Unit::MigProfile(profile)) => format!("{count} {model}slice{s} {}, ", visible(profile)),
             Some(Unit::Share(share)) => format!("{} of a {model}GPU, ", f64::from(share.milli) / 1000.0),
         };
     }
