@@ -29,6 +29,7 @@ mod shared;
 mod sharing;
 mod shell;
 mod sign_in;
+mod slices;
 mod terminals;
 mod tidy;
 mod transfer;
