@@ -158,11 +158,12 @@ impl Place {
             }
         }
         tracing::info!(gpu = %self.gpu, pid, uid, "started an MPS daemon");
-        self.serve(&control, uid).await
+        self.serve(uid).await
     }
 
     /// Has a server there for a user before anybody needs it: the GPU is its own from then on.
-    async fn serve(&self, control: &Control, uid: u32) -> Result<()> {
+    pub async fn serve(&self, uid: u32) -> Result<()> {
+        let control = self.control()?;
         if !control.pids("get_server_list").await?.is_empty() {
             return Ok(());
         }
@@ -309,6 +310,11 @@ impl Place {
         fs::write(&new, serde_json::to_vec(about)?)?;
         fs::rename(&new, &kept)?;
         let (shm, logs) = (&control.shm, &control.logs);
+        // What is said there is to be this daemon's.
+        match fs::remove_dir_all(logs) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
+            _ => {}
+        }
         fs::create_dir_all(shm)?;
         if !is_mounted(shm)? {
             let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;

@@ -321,16 +321,31 @@ impl Inner {
         milli: u16,
         others: &[(JobKey, u16)],
     ) -> Result<(), NotGiven> {
-        if !place.lives()? {
-            if place.about()?.is_none()
-                && let Some(why) = self.strangers(gpu).await?
-            {
-                return Err(NotGiven::Blocked(why));
-            }
-            place.start(uid).await?;
-        }
         let largest = others.iter().map(|(_, milli)| *milli).chain([milli]).max();
-        place.limit(Limits::of(gpu, largest.unwrap_or(milli))).await?;
+        let limits = Limits::of(gpu, largest.unwrap_or(milli));
+        if place.lives()? {
+            let works = async {
+                place.serve(uid).await?;
+                place.limit(limits).await
+            };
+            match works.await {
+                Ok(()) => return Ok(()),
+                // One that was cut off at its start, say: nobody has anything to lose by another.
+                Err(error) if others.is_empty() => {
+                    tracing::warn!(
+                        error = format!("{error:#}"),
+                        "an MPS daemon that does not work is started anew"
+                    );
+                }
+                Err(error) => return Err(error.into()),
+            }
+        } else if place.about()?.is_none()
+            && let Some(why) = self.strangers(gpu).await?
+        {
+            return Err(NotGiven::Blocked(why));
+        }
+        place.start(uid).await?;
+        place.limit(limits).await?;
         Ok(())
     }
 
