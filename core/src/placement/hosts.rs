@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use imbl::{OrdMap, OrdSet};
 
+use super::demand::Demand;
 use super::filter::Filter;
 use super::fit::Lack;
 use super::kind::{Class, HostKind, Outfit};
@@ -14,7 +15,8 @@ use super::pack::ALONE;
 use super::prospect::Prospects;
 use super::recent::Outlook;
 use super::reserve::Reserve;
-use super::table::{Demand, LazyTable, MAX_TABLE_GPUS, Shape, Table};
+use super::shape::Shape;
+use super::table::{LazyTable, MAX_TABLE_GPUS, Table};
 use super::units::{PartRoom, Parts};
 use crate::model::fabric::Fabric;
 use crate::model::gpu::Inventory;

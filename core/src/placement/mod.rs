@@ -14,6 +14,7 @@
 mod bandwidth;
 mod components;
 pub mod cpus;
+mod demand;
 mod filter;
 mod fit;
 mod gang;
@@ -26,6 +27,7 @@ mod prospect;
 mod recent;
 mod reserve;
 mod seat;
+mod shape;
 mod slices;
 mod table;
 mod units;
@@ -33,13 +35,15 @@ mod why;
 
 pub use bandwidth::link_bandwidth;
 pub use components::MAX_COMPONENTS;
+pub use demand::Demand;
 pub use hosts::{Assume, Hosts, Room};
 pub use kind::{HostKind, MAX_GPUS};
 pub use recent::{Outlook, Recent};
 pub use reserve::Reserve;
 pub use seat::{Seat, seat};
+pub use shape::{Quality, Shape};
 pub use slices::{Cut, MigLayout, MigRoom};
-pub use table::{Best, Demand, MAX_TABLE_GPUS, Quality, Shape, Table};
+pub use table::{Best, MAX_TABLE_GPUS, Table};
 pub use units::{PartRoom, Parts, Units};
 pub use why::{Refusal, WhyNot};
 

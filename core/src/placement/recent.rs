@@ -8,8 +8,9 @@ use std::sync::Arc;
 
 use imbl::Vector;
 
+use super::demand::Demand;
 use super::kind::OutfitGpu;
-use super::table::{Demand, MAX_TABLE_GPUS};
+use super::table::MAX_TABLE_GPUS;
 use crate::model::gpu_unit::{Sharing, WHOLE_MILLI};
 use crate::model::resources::{ResourceRequest, UnitRequest, model_matches};
 
