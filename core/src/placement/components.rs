@@ -3,13 +3,19 @@
 //! Components are placed one after the other, the choosiest first. Before each, hosts are set aside for those
 //! that come after it ([`Cover`]): as few as can be of those that it could use itself, and the ones that it likes
 //! least. So there is a place if and only if this finds one, as long as any hosts that fit will do for each: what is
-//! set aside takes the fewest hosts from it that any placement of the others leaves it without. Of a component that
-//! also asks how its hosts lie to each other a place may be missed, where another component needs some of the same
-//! hosts.
+//! set aside takes the fewest hosts from it that any placement of the others leaves it without.
+//!
+//! Where a component also asks how its hosts lie to each other, these may be the wrong ones. Then sets of hosts are
+//! tried for it one after the other, of hosts that are alike in all that matters one set for all ([`Sets`]), until the
+//! others have a place too. On clusters of some dozen hosts that is exact; on larger ones [`MAX_LOOKS`] ends it, and
+//! a place may be missed where components need the same few hosts.
+
+mod sets;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
+use self::sets::{Sets, Tried};
 use super::fit::{self, Candidate};
 use super::gang;
 use super::hosts::Hosts;
@@ -18,6 +24,9 @@ use crate::model::ids::NodeName;
 
 /// Components of one request: the hosts that fit are told apart by which of them they fit.
 pub const MAX_COMPONENTS: usize = 8;
+
+/// Hosts that are looked at, counted each time, while sets are tried: some ten milliseconds.
+const MAX_LOOKS: usize = 1 << 14;
 
 /// One component, and the hosts that fit it.
 struct Component<'a> {
@@ -48,22 +57,13 @@ pub(super) fn choose(hosts: &Hosts, needs: Needs<'_>, assume: Assume) -> Option<
         let component = &components[*at];
         (!gang::insists(component.needs.request), component.names.len())
     });
-    let mut taken: BTreeSet<NodeName> = BTreeSet::new();
-    let mut parts: Vec<(usize, Vec<Part>)> = Vec::new();
-    while let Some(at) = (!order.is_empty()).then(|| order.remove(0)) {
-        let component = &components[at];
-        let aside = set_aside(&components, &fits, &taken, at, &order)?;
-        let mut left_out: BTreeSet<&NodeName> = taken.iter().chain(aside).collect();
-        // What another component names is not this one's, even when it is not set aside.
-        left_out.extend(
-            fits.iter()
-                .filter(|(_, fits)| *fits & 1 << at == 0)
-                .map(|(name, _)| *name),
-        );
-        let chosen = gang::choose(hosts, &component.fitting, component.needs.request, &left_out)?;
-        taken.extend(chosen.iter().map(|part| part.node.clone()));
-        parts.push((at, chosen));
-    }
+    let mut search = Search {
+        hosts,
+        components: &components,
+        fits: &fits,
+        looks: 0,
+    };
+    let mut parts = search.place(&order, &BTreeSet::new())?;
     parts.sort_by_key(|(at, _)| *at);
     let of = |(at, parts): (usize, Vec<Part>)| {
         parts.into_iter().map(move |part| Part {
@@ -72,6 +72,80 @@ pub(super) fn choose(hosts: &Hosts, needs: Needs<'_>, assume: Assume) -> Option<
         })
     };
     Some(parts.into_iter().flat_map(of).collect())
+}
+
+struct Search<'a> {
+    hosts: &'a Hosts,
+    components: &'a [Component<'a>],
+    fits: &'a BTreeMap<&'a NodeName, u32>,
+    looks: usize,
+}
+
+impl Search<'_> {
+    /// Places for these components on hosts that are not taken.
+    fn place(&mut self, order: &[usize], taken: &BTreeSet<NodeName>) -> Option<Vec<(usize, Vec<Part>)>> {
+        let Some((at, others)) = order.split_first() else {
+            return Some(Vec::new());
+        };
+        let (at, component) = (*at, &self.components[*at]);
+        let aside = set_aside(self.components, self.fits, taken, at, others)?;
+        let aside: BTreeSet<&NodeName> = aside.into_iter().collect();
+        // What another component names is not this one's, even when it is not set aside.
+        let free = component.names.iter().copied();
+        let free: Vec<&NodeName> = free
+            .filter(|name| self.fits[*name] >> at & 1 == 1 && !taken.contains(*name))
+            .collect();
+        let first: BTreeSet<&NodeName> = free
+            .iter()
+            .copied()
+            .filter(|name| !aside.contains(*name))
+            .collect();
+        if let Some(places) = self.place_on(&first, at, others, taken) {
+            return Some(places);
+        }
+        let request = component.needs.request;
+        let possible = || self.choose(at, &free.iter().copied().collect()).is_some();
+        if !gang::insists(request) || others.is_empty() || !possible() {
+            return None;
+        }
+        let sets = if request.constraints.contiguous {
+            Sets::of_neighbours(self.hosts, &free, request.nodes as usize)
+        } else {
+            Sets::of_alike(component, self.fits, &free)
+        };
+        sets.find_map(request.nodes as usize, |set| {
+            self.looks += component.names.len();
+            if self.looks > MAX_LOOKS {
+                return Tried::Enough;
+            }
+            self.place_on(&set, at, others, taken)
+                .map_or(Tried::InVain, Tried::Found)
+        })
+    }
+
+    /// Places for a component on some of these hosts, and for the others on what is left.
+    fn place_on(
+        &mut self,
+        on: &BTreeSet<&NodeName>,
+        at: usize,
+        others: &[usize],
+        taken: &BTreeSet<NodeName>,
+    ) -> Option<Vec<(usize, Vec<Part>)>> {
+        let chosen = self.choose(at, on)?;
+        let mut taken = taken.clone();
+        taken.extend(chosen.iter().map(|part| part.node.clone()));
+        let mut places = self.place(others, &taken)?;
+        places.push((at, chosen));
+        Some(places)
+    }
+
+    /// The best of these hosts for a component alone.
+    fn choose(&self, at: usize, on: &BTreeSet<&NodeName>) -> Option<Vec<Part>> {
+        let component = &self.components[at];
+        let names = component.names.iter().copied();
+        let left_out: BTreeSet<&NodeName> = names.filter(|name| !on.contains(name)).collect();
+        gang::choose(self.hosts, &component.fitting, component.needs.request, &left_out)
+    }
 }
 
 /// Which components each host can be given to, as bits. A node that one of them names is that one's alone.
@@ -191,8 +265,11 @@ impl Cover {
 mod tests {
     use proptest::prelude::*;
 
+    use std::sync::Arc;
+
     use super::*;
     use crate::model::constraints::Constraints;
+    use crate::model::fabric::{BlockText, Fabric, FabricText, SwitchText};
     use crate::model::gpu::Inventory;
     use crate::model::resources::ResourceRequest;
     use crate::placement::{Room, fits, place};
@@ -202,7 +279,11 @@ mod tests {
     }
 
     fn hosts(kinds: &[u32]) -> Hosts {
-        let mut hosts = Hosts::default();
+        hosts_over(Arc::default(), kinds)
+    }
+
+    fn hosts_over(fabric: Arc<Fabric>, kinds: &[u32]) -> Hosts {
+        let mut hosts = Hosts::over(fabric);
         for (number, kind) in kinds.iter().enumerate() {
             let name: NodeName = format!("n{number}").parse().expect("a name");
             let features = (0..8).filter(|at| kind >> at & 1 == 1).map(feature);
@@ -284,6 +365,80 @@ mod tests {
                 }
             }
             prop_assert!(parts.is_sorted_by_key(|part| part.component), "ranks in the order of components");
+        }
+    }
+
+    /// How a component asks its hosts to lie.
+    fn wishes() -> impl Strategy<Value = (u32, u32, bool)> {
+        prop_oneof![
+            Just((0, 0, false)),
+            Just((1, 0, false)),
+            Just((2, 0, false)),
+            Just((0, 2, false)),
+            Just((1, 2, false)),
+            Just((0, 0, true)),
+        ]
+    }
+
+    /// Tries every choice of hosts for one component after the other.
+    fn possible_as_they_lie(hosts: &[(u32, u32, u32)], requests: &[&ResourceRequest], taken: u32) -> bool {
+        let Some((at, request)) = requests.len().checked_sub(1).map(|at| (at, requests[at])) else {
+            return true;
+        };
+        let lies_well = |set: u32| {
+            let chosen: Vec<usize> = (0..hosts.len()).filter(|host| set >> host & 1 == 1).collect();
+            let leaves: BTreeSet<u32> = chosen.iter().map(|host| hosts[*host].1).collect();
+            let mut blocks: BTreeMap<u32, u32> = BTreeMap::new();
+            for host in &chosen {
+                *blocks.entry(hosts[*host].2).or_default() += 1;
+            }
+            let Constraints {
+                switches,
+                segment,
+                contiguous,
+                ..
+            } = request.constraints;
+            chosen.iter().all(|host| hosts[*host].0 >> at & 1 == 1)
+                && (switches == 0 || leaves.len() <= switches as usize)
+                && blocks.values().all(|count| count % segment.max(1) == 0)
+                && (!contiguous || chosen.last().unwrap_or(&0) - chosen[0] + 1 == chosen.len())
+        };
+        (1..1_u32 << hosts.len())
+            .filter(|set| set & taken == 0 && set.count_ones() == request.nodes && lies_well(*set))
+            .any(|set| possible_as_they_lie(hosts, &requests[..at], taken | set))
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 600, ..ProptestConfig::default() })]
+
+        /// Of kinds, on leaf switches, in blocks.
+        #[test]
+        fn components_that_ask_how_their_hosts_lie_are_placed_whenever_they_can_be(
+            nodes in proptest::collection::vec((0u32..8, 0u32..3, 0u32..3), 1..8),
+            wanted in proptest::collection::vec((1u32..4, wishes()), 2..=3),
+        ) {
+            let list = |at: usize, of: u32| {
+                let own = nodes.iter().enumerate().filter(|(_, node)| if at == 0 { node.1 == of } else { node.2 == of });
+                own.map(|(number, _)| format!("n{number}")).chain([format!("x{of}")]).collect::<Vec<_>>().join(",")
+            };
+            let fabric = FabricText {
+                switch: (0..3).map(|leaf| SwitchText { name: format!("s{leaf}"), nodes: list(0, leaf), switches: String::new() }).collect(),
+                block: (0..3).map(|block| BlockText { name: format!("b{block}"), nodes: list(1, block) }).collect(),
+            };
+            let kinds: Vec<u32> = nodes.iter().map(|node| node.0).collect();
+            let fabric = Fabric::try_from(fabric).expect("a fabric");
+            let hosts = hosts_over(fabric.into(), &kinds);
+            let requests: Vec<ResourceRequest> = wanted.iter().enumerate().map(|(at, (nodes, wish))| {
+                // Whole segments.
+                let mut request = request(at, nodes * wish.1.max(1));
+                let constraints = &mut request.constraints;
+                (constraints.switches, constraints.segment, constraints.contiguous) = *wish;
+                request
+            }).collect();
+            let (first, more) = requests.split_first().expect("two at least");
+            let request = ResourceRequest { more: more.to_vec(), ..first.clone() };
+            let expected = possible_as_they_lie(&nodes, &requests.iter().collect::<Vec<_>>(), 0);
+            prop_assert_eq!(fits(&hosts, Needs::from(&request), Assume::Now), expected);
         }
     }
 
