@@ -123,6 +123,8 @@ pub struct NodeLink {
     pub removals_since: OrdMap<SessionId, u64>,
     /// What it last said.
     pub observed: Option<Arc<Observed>>,
+    /// Nothing was done about that, since it could not be kept.
+    pub undone: bool,
 }
 
 impl NodeLink {
@@ -136,6 +138,7 @@ impl NodeLink {
             since: OrdMap::new(),
             removals_since: OrdMap::new(),
             observed: None,
+            undone: false,
         }
     }
 

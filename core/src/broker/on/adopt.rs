@@ -115,7 +115,7 @@ impl Broker {
         let known = self.state.jobs.get(&key.job).map(|job| (**job).clone());
         let asked = known.as_ref().map_or(&session.spec.request, |job| &job.request);
         // The session may have been asked for otherwise since the backup.
-        let request = if asked.nodes as usize == parts.len() {
+        let request = if asked.all_nodes() == parts.len() as u64 {
             asked.clone()
         } else {
             held(&parts)

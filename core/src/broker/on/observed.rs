@@ -26,10 +26,11 @@ impl Broker {
         self.note_record(&record, &observed);
         let foreign = self.state.is_foreign(&observed);
         let former = self.state.links.get(&node).filter(|link| link.connected);
+        let undone = former.is_some_and(|link| link.undone);
         let former = former.and_then(|link| link.observed.as_ref());
         // What it holds for jobs that are not ours any more, or not yet, is not free.
-        self.output.room |= former.is_none_or(|former| former.jobs != observed.jobs);
-        self.note_contact(now, &observed);
+        self.output.room |= undone || former.is_none_or(|former| former.jobs != observed.jobs);
+        self.note_contact(now, &observed, false);
         if !foreign {
             for id in held_on(&self.state, &node) {
                 self.see_job(now, &node, id, &observed);
@@ -44,12 +45,12 @@ impl Broker {
     pub(super) fn on_contact(&mut self, now: Timestamp, observed: &Arc<Observed>) -> Result<Reply, Reject> {
         self.state.node_named(&observed.node)?;
         self.must_be_new(observed)?;
-        self.note_contact(now, observed);
+        self.note_contact(now, observed, true);
         Ok(Reply::Done)
     }
 
-    /// The node is there, and is answered: nothing of this is kept.
-    fn note_contact(&mut self, now: Timestamp, observed: &Arc<Observed>) {
+    /// The node is there, and is answered: nothing of this is kept. `undone`: nothing else is done about it now.
+    fn note_contact(&mut self, now: Timestamp, observed: &Arc<Observed>, undone: bool) {
         let foreign = self.state.is_foreign(observed);
         let lease = self.state.settings.lease;
         self.state.update_link(&observed.node, |link| {
@@ -60,6 +61,7 @@ impl Broker {
                 link.lease_until = link.lease_until.max(now.after(lease));
             }
             link.observed = Some(Arc::clone(observed));
+            link.undone = undone;
         });
         self.output
             .effects

@@ -238,6 +238,32 @@ fn a_contact_renews_the_lease_and_keeps_nothing() {
     assert_ne!(world.state(id), JobState::NodeFail);
 }
 
+/// Room on the disk came back later than the node: jobs that waited for it start with its next report.
+#[test]
+fn what_a_contact_could_not_start_starts_with_the_next_report() {
+    let mut world = World::new(&["n1"]);
+    world.must(Input::Disconnected(node("n1")));
+    let (_, id) = world.open("alice", open("dev", gpus(4)));
+    assert_eq!(world.state(id), JobState::Pending);
+    let state = world.broker.state();
+    let report = Observed {
+        node: node("n1"),
+        boot_id: "boot".into(),
+        seq: world.seq + 1,
+        accepted: Some((cluster(), state.cluster.incarnation)),
+        generation: 0,
+        inventory: state.nodes[&node("n1")].inventory.clone(),
+        jobs: vec![],
+        version: String::new(),
+        images: vec![],
+    };
+    world.must(Input::Contact(Arc::new(report)));
+    assert_eq!(world.state(id), JobState::Pending, "nothing can be kept");
+    world.seq += 1;
+    world.report("n1", vec![]);
+    assert_ne!(world.state(id), JobState::Pending);
+}
+
 #[test]
 fn leases_are_lengths_of_time_whatever_the_wall_clock_says() {
     let mut world = World::new(&["n1"]);
