@@ -1,0 +1,262 @@
+//! Jobs, what they asked for, and what they hold.
+
+use carrel_proto::v1;
+use carrel_proto::v1::gpu_unit_request::Unit;
+use serde::Serialize;
+
+use super::some;
+use super::words::{job_kind, job_state};
+use crate::units::rfc3339;
+
+/// A job.
+#[derive(Debug, Serialize)]
+pub struct Job {
+    id: u64,
+    name: String,
+    kind: &'static str,
+    state: &'static str,
+    user: String,
+    reason: String,
+    submitted: String,
+    started: Option<String>,
+    deadline: Option<String>,
+    ended: Option<String>,
+    nodes: Vec<NodeAllocation>,
+    exit_code: Option<i32>,
+    queue_position: Option<u32>,
+    request: Option<Request>,
+    time_limit_seconds: u64,
+    image: String,
+    isolation: Option<String>,
+}
+
+/// What a job holds on one node.
+#[derive(Debug, Serialize)]
+pub struct NodeAllocation {
+    node: String,
+    gpus: Vec<Gpu>,
+    cpus: u32,
+    memory_bytes: u64,
+    fence: Option<Fence>,
+    oom_kills: u32,
+    cpuset: Option<String>,
+    mems: Option<String>,
+    switch_path: Option<String>,
+    block: Option<String>,
+}
+
+/// A fence that held when it was tried.
+#[derive(Debug, Serialize)]
+pub struct Fence {
+    checks: u32,
+    micros: u32,
+}
+
+/// A GPU of an allocation.
+#[derive(Debug, Serialize)]
+pub struct Gpu {
+    uuid: String,
+    index: u32,
+    model: String,
+    /// What of it; null: all of it.
+    slice: Option<String>,
+    /// "exclusive", "mig", "mps", "cooperative".
+    isolation: String,
+}
+
+/// What a job asked for on each node.
+#[derive(Debug, Serialize)]
+pub struct Request {
+    nodes: u32,
+    gpus_per_node: u32,
+    /// What each GPU is: "gpu", a MIG profile, "share"; null: the slice or GPU that is large enough.
+    gpu_unit: Option<String>,
+    /// Thousandths of a GPU, of a share.
+    gpu_milli: Option<u32>,
+    /// Memory of each, at least.
+    gpu_memory_bytes: Option<u64>,
+    gpu_model: Option<String>,
+    nvlink: bool,
+    cpus_per_node: u32,
+    memory_bytes_per_node: u64,
+    constraints: Option<Constraints>,
+    patience: Option<Patience>,
+    more: Vec<Request>,
+}
+
+/// Which nodes may be a job's.
+#[derive(Debug, Serialize)]
+pub struct Constraints {
+    nodelist: Option<String>,
+    exclude: Option<String>,
+    features: Option<String>,
+    switches: Option<u32>,
+    segment: Option<u32>,
+    contiguous: bool,
+}
+
+/// For how long a request insists; none: for ever.
+#[derive(Debug, Serialize)]
+pub struct Patience {
+    nvlink_seconds: Option<u64>,
+    switches_seconds: Option<u64>,
+}
+
+impl From<v1::Job> for Job {
+    fn from(job: v1::Job) -> Self {
+        Self {
+            kind: job_kind(job.kind()),
+            state: job_state(job.state()),
+            id: job.id,
+            name: job.name,
+            user: job.user,
+            reason: job.reason,
+            submitted: rfc3339(job.submitted_ms),
+            started: job.started_ms.map(rfc3339),
+            deadline: job.deadline_ms.map(rfc3339),
+            ended: job.ended_ms.map(rfc3339),
+            nodes: job.nodes.into_iter().map(Into::into).collect(),
+            exit_code: job.exit_code,
+            queue_position: (job.queue_position > 0).then_some(job.queue_position),
+            request: job.request.map(Into::into),
+            time_limit_seconds: job.time_limit_s,
+            image: job.image,
+            isolation: some(job.isolation),
+        }
+    }
+}
+
+impl From<v1::NodeAllocation> for NodeAllocation {
+    fn from(held: v1::NodeAllocation) -> Self {
+        let gpus = held.gpus.into_iter().map(|g| Gpu {
+            uuid: g.uuid,
+            index: g.index,
+            model: g.model,
+            slice: some(g.slice),
+            isolation: g.isolation,
+        });
+        Self {
+            node: held.node,
+            gpus: gpus.collect(),
+            cpus: held.cpus,
+            memory_bytes: held.memory_bytes,
+            fence: held
+                .fence
+                .map(|v1::FenceReport { checks, micros }| Fence { checks, micros }),
+            oom_kills: held.oom_kills,
+            cpuset: some(held.cpuset),
+            mems: some(held.mems),
+            switch_path: some(held.switch_path),
+            block: some(held.block),
+        }
+    }
+}
+
+impl From<v1::ResourceRequest> for Request {
+    fn from(request: v1::ResourceRequest) -> Self {
+        let (gpu_unit, gpu_milli) = match request.unit.and_then(|unit| unit.unit) {
+            None | Some(Unit::Least(false)) => (Some("gpu".to_owned()), None),
+            Some(Unit::Least(true)) => (None, None),
+            Some(Unit::MigProfile(profile)) => (Some(profile), None),
+            Some(Unit::Share(share)) => (Some("share".to_owned()), Some(share.milli)),
+        };
+        Self {
+            nodes: request.nodes,
+            gpus_per_node: request.gpus_per_node,
+            gpu_unit,
+            gpu_milli,
+            gpu_memory_bytes: (request.gpu_memory_bytes > 0).then_some(request.gpu_memory_bytes),
+            gpu_model: some(request.gpu_model),
+            nvlink: request.nvlink,
+            cpus_per_node: request.cpus_per_node,
+            memory_bytes_per_node: request.memory_bytes_per_node,
+            constraints: request.constraints.map(Into::into),
+            patience: request.patience.map(Into::into),
+            more: request.more.into_iter().map(Into::into).collect(),
+        }
+    }
+}
+
+impl From<v1::NodeConstraints> for Constraints {
+    fn from(wishes: v1::NodeConstraints) -> Self {
+        let count = |count: u32| (count > 0).then_some(count);
+        Self {
+            nodelist: some(wishes.nodelist),
+            exclude: some(wishes.exclude),
+            features: some(wishes.features),
+            switches: count(wishes.switches),
+            segment: count(wishes.segment),
+            contiguous: wishes.contiguous,
+        }
+    }
+}
+
+impl From<v1::Patience> for Patience {
+    fn from(patience: v1::Patience) -> Self {
+        Self {
+            nvlink_seconds: patience.nvlink_ms.map(|ms| ms / 1000),
+            switches_seconds: patience.switches_ms.map(|ms| ms / 1000),
+        }
+    }
+}
+
+impl From<v1::Gpu> for Gpu {
+    fn from(gpu: v1::Gpu) -> Self {
+        Self {
+            uuid: gpu.uuid,
+            index: gpu.index,
+            model: gpu.model,
+            slice: some(gpu.slice),
+            isolation: gpu.isolation,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_s_documented_fields() {
+        let job = v1::Job {
+            id: 17,
+            name: "dev".into(),
+            kind: v1::JobKind::Interactive.into(),
+            state: v1::JobState::Running.into(),
+            user: "alice".into(),
+            submitted_ms: 1_767_225_600_000,
+            started_ms: Some(1_767_225_601_000),
+            nodes: vec![v1::NodeAllocation {
+                node: "h100-01".into(),
+                gpus: vec![v1::Gpu {
+                    uuid: "GPU-1".into(),
+                    index: 3,
+                    model: "NVIDIA H100".into(),
+                    ..v1::Gpu::default()
+                }],
+                cpus: 8,
+                memory_bytes: 1 << 30,
+                fence: Some(v1::FenceReport {
+                    checks: 40,
+                    micros: 900,
+                }),
+                cpuset: "0-3,48-51".into(),
+                ..Default::default()
+            }],
+            ..Default::default()
+        };
+        let json = serde_json::to_value(Job::from(job)).unwrap();
+        let expected = serde_json::json!({
+            "id": 17, "name": "dev", "kind": "interactive", "state": "RUNNING", "user": "alice", "reason": "",
+            "submitted": "2026-01-01T00:00:00Z", "started": "2026-01-01T00:00:01Z", "deadline": null,
+            "nodes": [{"node": "h100-01", "gpus": [{"uuid": "GPU-1", "index": 3, "model": "NVIDIA H100", "slice": null, "isolation": ""}],
+                       "cpus": 8, "memory_bytes": 1_073_741_824, "fence": {"checks": 40, "micros": 900}, "oom_kills": 0,
+                       "cpuset": "0-3,48-51", "mems": null,
+                       "switch_path": null, "block": null}],
+            "exit_code": null,
+        });
+        for (name, value) in expected.as_object().unwrap() {
+            assert_eq!(&json[name], value, "{name}");
+        }
+    }
+}
