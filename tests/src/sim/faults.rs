@@ -6,7 +6,7 @@ use carrel_core::model::time::Timestamp;
 
 use super::mutant::Mutant;
 use super::network::Cut;
-use super::world::{World, fresh_store};
+use super::world::{World, fresh_store, settings};
 
 /// Backups of the store that are kept.
 const BACKUPS: usize = 4;
@@ -121,7 +121,9 @@ impl World {
         self.kill_broker();
         let wall = Timestamp(self.clock.now(self.now));
         let id = ClusterId("f0e1".into());
-        let (_, theirs) = fresh_store(id, self.nodes.len() as u64, self.rng.bits(), wall);
+        let names = self.nodes.keys().map(String::as_str);
+        let settings = settings(&self.wires, self.mutant);
+        let (_, theirs) = fresh_store(id, names, settings, self.rng.bits(), wall);
         let until = self.broker_back + self.length();
         let ours = std::mem::replace(&mut self.store.changes, theirs);
         self.store.aside = Some((ours, until));
@@ -152,6 +154,7 @@ impl World {
         let skew = self.some_skew();
         self.note(format!("the broker's clock is set to {skew} ms"));
         self.counts.add("broker's clock set");
+        self.clock_was_set = true;
         // A sleeping process looks at it at once: its timers are the world's.
         self.clock.skew = skew;
     }

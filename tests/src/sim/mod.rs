@@ -7,14 +7,19 @@
 //! checked after every step. The same seed gives the same world, byte for byte.
 //! [`Mutant`]s are bugs that it must notice.
 
+mod calm;
 mod clock;
 mod count;
+mod fabric;
 mod faults;
+mod grants;
 mod mutant;
 mod network;
 mod node;
 mod oracle;
+mod outfit;
 mod promises;
+mod requests;
 pub mod rng;
 mod run;
 mod users;
@@ -74,12 +79,25 @@ pub const EXPECTED: &[&str] = &[
     "session removed",
     "session extended",
     "request refused",
+    "impossible request refused",
     "request repeated",
     "node found",
     "node adopted",
     "job found",
     "found job adopted",
     "found job ended",
+    // Placement.
+    "fabric described otherwise",
+    "grant of several components",
+    "grant joined by NVLink",
+    "grant on few switches",
+    "grant of segments",
+    "grant of nodes that follow each other",
+    "grant of listed nodes",
+    "grant without excluded nodes",
+    "grant of features",
+    "wish given up",
+    "waits for what is not there",
     // Jobs.
     "gang ready",
     "PENDING to CONFIGURING",

@@ -4,9 +4,11 @@
 use std::fmt;
 
 use carrel_core::broker::State;
+use carrel_core::model::gpu::Inventory;
 use carrel_core::model::ids::JobKey;
 use carrel_core::model::node::{Desired, Observed, ObservedPhase, Tombstone};
 use carrel_core::model::time::Timestamp;
+use carrel_core::model::topology::{Link, LinkMatrix};
 
 /// A bug.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -47,11 +49,17 @@ pub enum Mutant {
     LedgerNotWritten,
     /// The agent starts anew what it has lost.
     LostStartsAnew,
+    /// The broker takes all nodes for beside each other.
+    FabricIgnored,
+    /// The broker takes all links for NVLink.
+    LinksMisread,
+    /// The broker takes no link for NVLink.
+    LinksUnread,
 }
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 21] = [
         Self::ReplyBeforeCommit,
         Self::UnsyncedCommit,
         Self::IgnoredGeneration,
@@ -70,6 +78,9 @@ impl Mutant {
         Self::DeadlineIgnored,
         Self::LedgerNotWritten,
         Self::LostStartsAnew,
+        Self::FabricIgnored,
+        Self::LinksMisread,
+        Self::LinksUnread,
     ];
 
     /// Its name.
@@ -93,6 +104,9 @@ impl Mutant {
             Self::DeadlineIgnored => "deadline-ignored",
             Self::LedgerNotWritten => "ledger-not-written",
             Self::LostStartsAnew => "lost-starts-anew",
+            Self::FabricIgnored => "fabric-ignored",
+            Self::LinksMisread => "links-misread",
+            Self::LinksUnread => "links-unread",
         }
     }
 }
@@ -138,7 +152,10 @@ pub fn desired(mutant: Option<Mutant>, desired: &mut Desired, runs: &[JobKey], w
         | Mutant::FreedBeforeAcknowledged
         | Mutant::ReleaseUnverified
         | Mutant::AdoptionForgetsGpus
-        | Mutant::LedgerNotWritten => {}
+        | Mutant::LedgerNotWritten
+        | Mutant::FabricIgnored
+        | Mutant::LinksMisread
+        | Mutant::LinksUnread => {}
     }
 }
 
@@ -174,6 +191,19 @@ pub fn observed(mutant: Option<Mutant>, observed: &mut Observed, state: &State) 
         | Mutant::AdoptionForgetsGpus
         | Mutant::DeadlineIgnored
         | Mutant::LedgerNotWritten
-        | Mutant::LostStartsAnew => {}
+        | Mutant::LostStartsAnew
+        | Mutant::FabricIgnored
+        | Mutant::LinksMisread
+        | Mutant::LinksUnread => {}
     }
+}
+
+/// What the broker takes a node's inventory for.
+pub fn inventory(mutant: Option<Mutant>, inventory: &mut Inventory) {
+    let link = match mutant {
+        Some(Mutant::LinksMisread) => Link::NvLink(12),
+        Some(Mutant::LinksUnread) => Link::Sys,
+        _ => return,
+    };
+    inventory.links = LinkMatrix::from_fn(inventory.gpus.len(), |_, _| link);
 }

@@ -5,29 +5,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use carrel_core::agent::{
     Action, Agent, ContainerEvent, Found, FoundState, Holding, Input, Ledger, Myself, Now,
 };
-use carrel_core::model::cpus::{HostCpus, NumaNode};
-use carrel_core::model::gpu::{GpuInfo, Inventory, Mig, MigProfile};
-use carrel_core::model::gpu_unit::Sharing;
-use carrel_core::model::ids::{ClusterId, GpuUuid, JobKey, NodeName};
+use carrel_core::model::gpu::Inventory;
+use carrel_core::model::ids::{ClusterId, JobKey, NodeName};
 use carrel_core::model::job::FenceReport;
 use carrel_core::model::node::{Desired, DesiredJob, Observed};
 use carrel_core::model::time::Timestamp;
-use carrel_core::model::topology::{Link, LinkMatrix};
 
 use super::count::Counts;
 use super::mutant::{self, Mutant};
+use super::outfit::{CPUS, MEMORY, Outfit, cpus};
 use super::rng::Rng;
 
 /// Between two reports when nothing changes, milliseconds.
 pub const HEARTBEAT: u64 = 15_000;
-/// GPUs of a host.
-pub const GPUS: u32 = 4;
-/// CPUs of a host.
-const CPUS: u32 = 16;
-/// NUMA nodes of a host, each with two GPUs.
-const NUMA_NODES: u32 = 2;
-/// Memory of a host, bytes.
-const MEMORY: u64 = 256 << 30;
 /// What carrel-init grants at the lease's end, milliseconds.
 const LEASE_GRACE: u64 = 10_000;
 /// Within it an agent that is up has ended what is past its deadline, milliseconds: grace, kill, and retries.
@@ -92,6 +82,8 @@ pub enum Deed {
 pub struct Node {
     /// Its name.
     pub name: NodeName,
+    /// In what it differs from the others.
+    pub outfit: Outfit,
     cluster: ClusterId,
     boots: u64,
     /// World time of the last boot, milliseconds.
@@ -132,33 +124,19 @@ pub struct Node {
     mutant: Option<Mutant>,
 }
 
-/// Cut into slices of two sizes, as they are wanted.
-fn mig() -> Mig {
-    let profile = |name: &str, compute: u8, width: u8, starts: &[u8]| MigProfile {
-        name: name.into(),
-        id: width.into(),
-        compute,
-        memory_bytes: u64::from(width) * (10 << 30),
-        width,
-        starts: starts.to_vec(),
-        most: starts.len() as u8,
-    };
-    Mig {
-        profiles: vec![
-            profile("1g.10gb", 1, 1, &[0, 1, 2, 3, 4, 5, 6]),
-            profile("3g.40gb", 3, 4, &[0, 4]),
-            profile("7g.80gb", 7, 8, &[0]),
-        ],
-        instances: Vec::new(),
-        recut: true,
-    }
-}
-
 impl Node {
     /// A host that has joined, with its agent up.
-    pub fn new(name: &str, cluster: &ClusterId, now: u64, skew: i64, mutant: Option<Mutant>) -> Self {
+    pub fn new(
+        name: &str,
+        outfit: Outfit,
+        cluster: &ClusterId,
+        now: u64,
+        skew: i64,
+        mutant: Option<Mutant>,
+    ) -> Self {
         let mut node = Self {
             name: name.parse().expect("a node name"),
+            outfit,
             cluster: cluster.clone(),
             boots: 0,
             booted_at: now,
@@ -187,35 +165,9 @@ impl Node {
         node
     }
 
-    /// Four GPUs joined by NVLink in pairs, of which jobs may share the first two; and one in MIG mode.
-    fn inventory(&self) -> Inventory {
-        let gpus = (0..=GPUS).map(|index| GpuInfo {
-            uuid: gpu(&self.name, index),
-            index,
-            model: "NVIDIA A100-PCIE-80GB".into(),
-            memory_bytes: 80 << 30,
-            pci_address: format!("00000000:{index:02X}:00.0"),
-            numa_node: Some(index / 2),
-            minor: Some(index),
-            mig: (index == GPUS).then(mig),
-            sharing: (index < 2).then_some(Sharing::TimeSlice),
-            drained: None,
-            cpu_affinity: String::new(),
-            nvlink_version: 3,
-        });
-        Inventory {
-            cpus: CPUS,
-            memory_bytes: MEMORY,
-            gpus: gpus.collect(),
-            links: LinkMatrix::from_fn(GPUS as usize + 1, |a, b| {
-                if a / 2 == b / 2 {
-                    Link::NvLink(12)
-                } else {
-                    Link::Sys
-                }
-            }),
-            ..Inventory::default()
-        }
+    /// What it has.
+    pub fn inventory(&self) -> Inventory {
+        self.outfit.inventory(&self.name)
     }
 
     fn clocks(&self, now: u64) -> Now {
@@ -256,7 +208,8 @@ impl Node {
         self.next_report = now;
         self.up_since = now;
         self.sent.clear();
-        let inventory = self.inventory();
+        let mut inventory = self.inventory();
+        mutant::inventory(self.mutant, &mut inventory);
         self.tell_now(now, Input::Inventory(Box::new(inventory)));
         self.tell_now(now, Input::Cpus(Box::new(cpus())));
         let found = self.containers.iter().map(|(key, container)| Found {
@@ -768,30 +721,4 @@ impl Node {
     pub fn capacity() -> (u64, u64) {
         (u64::from(CPUS), MEMORY)
     }
-}
-
-/// The CPUs of every host: two threads a core, the NUMA nodes one after the other.
-fn cpus() -> HostCpus {
-    let each = CPUS / NUMA_NODES;
-    let node = |id: u32| NumaNode {
-        id,
-        cpus: (id * each..(id + 1) * each).collect(),
-        memory_bytes: MEMORY / u64::from(NUMA_NODES),
-        distances: (0..NUMA_NODES)
-            .map(|to| (to, if to == id { 10 } else { 21 }))
-            .collect(),
-    };
-    HostCpus {
-        usable: (0..CPUS).collect(),
-        cores: (0..CPUS / 2)
-            .map(|core| [2 * core, 2 * core + 1].into_iter().collect())
-            .collect(),
-        nodes: (0..NUMA_NODES).map(node).collect(),
-        can_bind: true,
-    }
-}
-
-/// UUID of a host's GPU.
-pub fn gpu(node: &NodeName, index: u32) -> GpuUuid {
-    format!("GPU-{node}-{index}").parse().expect("a GPU UUID")
 }

@@ -1,13 +1,17 @@
 //! Whether the world is as it must be: what users were told holds, nobody's work was ended without a
 //! reason, and jobs go from state to state as they may.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
-use carrel_core::broker::{Broker, State};
+use carrel_core::broker::{Broker, OpenSession, Reject, State};
 use carrel_core::model::ids::{JobId, JobKey, SessionId};
 use carrel_core::model::job::JobState;
+use carrel_core::model::resources::ResourceRequest;
 use carrel_core::model::time::Timestamp;
 
+use super::count::Counts;
+use super::grants::Site;
 use super::node::Deed;
 use super::oracle;
 use super::world::World;
@@ -19,6 +23,14 @@ pub(super) struct Told {
     pub(super) removed: BTreeSet<SessionId>,
     pub(super) stopped: BTreeSet<JobId>,
     pub(super) deadlines: BTreeMap<JobId, Timestamp>,
+}
+
+/// What a request to open a session was answered.
+#[derive(Clone, Debug)]
+pub(super) enum Answer {
+    Refused(Box<OpenSession>, Reject),
+    /// With this job, new or not.
+    Accepted(JobId),
 }
 
 impl World {
@@ -54,6 +66,74 @@ impl World {
         }
         if ours && broker_moved {
             self.told.hold(state)?;
+            self.judge_grants()?;
+        }
+        self.judge_answer()
+    }
+
+    /// What was refused for good is not possible, and what was accepted is.
+    fn judge_answer(&mut self) -> Result<(), String> {
+        let (Some(answer), Some(site), Some(broker)) = (self.answer.take(), self.site(), &self.broker) else {
+            return Ok(());
+        };
+        match answer {
+            Answer::Refused(request, reject) => {
+                let request = request.spec.map(|spec| spec.request).unwrap_or_default();
+                let for_good = reject.message.starts_with("this cluster can never hold that");
+                if for_good && site.can_hold(&request.at_last()) {
+                    return Err(format!("refused, though it is possible: {reject}; {request:?}"));
+                }
+                self.counts.add(if for_good {
+                    "impossible request refused"
+                } else {
+                    "request refused"
+                });
+            }
+            Answer::Accepted(id) => {
+                let wall = Timestamp(self.clock.now(self.now));
+                let new = broker.state().jobs.get(&id).filter(|job| job.submitted == wall);
+                if let Some(job) = new.filter(|job| !site.can_hold(&job.request.at_last())) {
+                    return Err(format!(
+                        "job {id} was accepted and can never start: {:?}",
+                        job.request
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Who was given something has what they asked for.
+    fn judge_grants(&mut self) -> Result<(), String> {
+        let Some(broker) = &self.broker else { return Ok(()) };
+        let jobs = broker.state().jobs.values();
+        let new = jobs.filter_map(|job| Some((job, job.placed()?, job.key()?)));
+        let new: Vec<_> = new.filter(|(.., key)| !self.judged.contains(key)).collect();
+        if new.is_empty() {
+            return Ok(());
+        }
+        let site = Site::new(broker.state(), &self.nodes, &self.wires);
+        for (job, placed, key) in new {
+            self.judged.insert(key);
+            let waited = placed.started.since(job.submitted);
+            let over = |time| self.clock_was_set || waited >= time;
+            let mut asked = Cow::Borrowed(&job.request);
+            let mut relaxes = job.request.relaxes_after();
+            while let Some(breach) = site.breach(&asked, &placed.allocation) {
+                // It may have less once its patience is over, and where there never is more.
+                let Some(time) = relaxes
+                    .next()
+                    .filter(|time| over(*time) || !site.can_hold(&asked))
+                else {
+                    return Err(format!(
+                        "job {key} holds {:?}, {breach}; it asked for {asked:?}",
+                        placed.allocation
+                    ));
+                };
+                asked = Cow::Owned(job.request.after_waiting(time).into_owned());
+                self.counts.add("wish given up");
+            }
+            count_kept(&asked, &mut self.counts);
         }
         Ok(())
     }
@@ -103,10 +183,7 @@ impl World {
             .deadlines
             .get(&key)
             .is_some_and(|deadline| deadline.0 <= wall);
-        let state = self.broker.as_ref().map(Broker::state);
-        let job = state.and_then(|state| state.jobs.get(&key.job));
-        let gang = job.is_some_and(|job| job.request.nodes > 1);
-        self.wished.contains(&key) || overdue || gang
+        self.wished.contains(&key) || overdue || self.gangs.contains(&key)
     }
 
     fn count_transitions(&mut self) -> Result<(), String> {
@@ -117,6 +194,9 @@ impl World {
             let state = job.state();
             if let (Some(placed), Some(key)) = (job.placed(), job.key()) {
                 self.deadlines.insert(key, placed.deadline);
+                if placed.allocation.nodes.len() > 1 {
+                    self.gangs.insert(key);
+                }
                 if placed.deadline.0 <= wall {
                     // Whatever the clock is set to from now on.
                     self.wished.insert(key);
@@ -137,7 +217,7 @@ impl World {
                     state.name()
                 ));
             }
-            if state == JobState::Running && job.request.nodes > 1 {
+            if state == JobState::Running && job.request.all_nodes() > 1 {
                 self.counts.add("gang ready");
             }
             let ends = state.is_final() || state == JobState::Completing;
@@ -146,6 +226,32 @@ impl World {
             }
         }
         Ok(())
+    }
+}
+
+/// Counts what was kept of what was asked for.
+fn count_kept(request: &ResourceRequest, counts: &mut Counts) {
+    if !request.more.is_empty() {
+        counts.add("grant of several components");
+    }
+    for component in request.components() {
+        let constraints = &component.constraints;
+        for (asked, what) in [
+            (
+                component.nvlink && component.gpus_per_node > 1,
+                "grant joined by NVLink",
+            ),
+            (constraints.switches > 0, "grant on few switches"),
+            (constraints.segment > 1, "grant of segments"),
+            (constraints.contiguous, "grant of nodes that follow each other"),
+            (!constraints.nodelist.is_empty(), "grant of listed nodes"),
+            (!constraints.exclude.is_empty(), "grant without excluded nodes"),
+            (constraints.features.is_some(), "grant of features"),
+        ] {
+            if asked {
+                counts.add(what);
+            }
+        }
     }
 }
 

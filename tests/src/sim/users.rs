@@ -1,18 +1,12 @@
 //! What users do, and what operators do about what is found.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
-use carrel_core::broker::{Broker, Caller, Input, OpenSession, Reply, SessionRef, found_jobs};
+use carrel_core::broker::{Broker, Caller, Input, Reject, Reply, SessionRef, found_jobs};
 use carrel_core::model::ids::{JobId, JobKey, SessionId};
-use carrel_core::model::resources::{ResourceRequest, UnitRequest};
-use carrel_core::model::session::{ContainerOptions, SessionSpec};
-use carrel_core::model::terms::TermsRequest;
 
-use super::node::GPUS;
+use super::promises::Answer;
 use super::world::{USERS, World, caller, cluster, user};
-
-const NAMES: [&str; 4] = ["dev", "exp", "big", "notebook"];
 
 impl World {
     pub(super) fn open(&mut self) {
@@ -28,7 +22,7 @@ impl World {
             None => self.unanswered = Some((caller, request)),
             Some(Err(reject)) => {
                 self.note(format!("{} is refused: {reject}", caller.user));
-                self.counts.add("request refused");
+                self.answer = Some(Answer::Refused(Box::new(request), reject));
             }
             Some(Ok(Reply::Session(id, _))) => {
                 let state = self.broker.as_ref().map(Broker::state);
@@ -38,6 +32,7 @@ impl World {
                 if let Some(job) = job {
                     self.note(format!("{} has session {id}, job {job}", caller.user));
                     self.counts.add("session opened");
+                    self.answer = Some(Answer::Accepted(job));
                     self.told.sessions.insert(id, job);
                 }
             }
@@ -59,50 +54,6 @@ impl World {
         }
     }
 
-    fn new_request(&mut self) -> (Caller, OpenSession) {
-        let user = USERS[self.rng.below(USERS.len() as u64) as usize];
-        let named = !self.rng.one_in(3);
-        let name = NAMES[self.rng.below(NAMES.len() as u64) as usize];
-        self.requests += 1;
-        let unit = match self.rng.below(6) {
-            0 => UnitRequest::Mig("1g.10gb".into()),
-            1 => UnitRequest::Mig("3g.40gb".into()),
-            2 => UnitRequest::Share {
-                milli: 1 + self.rng.below(900) as u16,
-                sharing: None,
-            },
-            _ => UnitRequest::Whole,
-        };
-        let request = ResourceRequest {
-            nodes: if self.rng.one_in(4) { 2 } else { 1 },
-            // Sometimes more than there is.
-            gpus_per_node: self.rng.below(u64::from(GPUS) + 2) as u32,
-            gpu_model: String::new(),
-            nvlink: unit == UnitRequest::Whole && self.rng.one_in(3),
-            unit,
-            cpus_per_node: self.rng.below(9) as u32,
-            memory_bytes_per_node: self.rng.below(64) << 30,
-            ..ResourceRequest::default()
-        };
-        let spec = SessionSpec {
-            request,
-            image: String::new(),
-            time_limit: Duration::from_mins(2 + self.rng.below(30)),
-            env: BTreeMap::new(),
-            workdir: String::new(),
-            terms: TermsRequest::default(),
-            container: ContainerOptions::default(),
-        };
-        let request = OpenSession {
-            name: named.then(|| name.parse().expect("a session name")),
-            spec: Some(spec),
-            must_start: self.rng.one_in(4),
-            ephemeral: !named,
-            request_key: format!("r{}", self.requests),
-        };
-        (caller(user), request)
-    }
-
     /// One of the sessions that somebody was told of and that is still there.
     fn pick_session(&mut self) -> Option<(SessionId, Caller)> {
         let state = self.broker.as_ref()?.state();
@@ -115,7 +66,7 @@ impl World {
     }
 
     /// The job that a session has now; somebody wishes it to end.
-    fn wish_end(&mut self, id: SessionId) -> Option<JobId> {
+    pub(super) fn wish_end(&mut self, id: SessionId) -> Option<JobId> {
         let state = self.broker.as_ref()?.state();
         let job = state.sessions.get(&id)?.job?;
         let key = state.jobs.get(&job).and_then(|job| job.key());
@@ -171,20 +122,6 @@ impl World {
         }
     }
 
-    pub(super) fn stop_everything(&mut self) {
-        let Some(broker) = &self.broker else { return };
-        let sessions: Vec<_> = broker
-            .state()
-            .sessions
-            .values()
-            .map(|s| (s.id, s.owner.to_string()))
-            .collect();
-        for (id, owner) in sessions {
-            self.wish_end(id);
-            self.input(Input::StopSession(caller(&owner), SessionRef::Id(id), None));
-        }
-    }
-
     /// An operator takes found nodes back, and adopts or ends what they run.
     pub(super) fn operate(&mut self) {
         self.know_users();
@@ -225,7 +162,9 @@ impl World {
         }
     }
 
-    fn adopt(&mut self, key: JobKey) -> Option<Result<Reply, carrel_core::broker::Reject>> {
+    fn adopt(&mut self, key: JobKey) -> Option<Result<Reply, Reject>> {
+        // It has what it has, whatever its session asks for by now.
+        self.judged.insert(key);
         self.input(Input::AdoptJob(caller("root"), key))
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use carrel_core::broker::{
@@ -15,10 +16,12 @@ use carrel_core::model::user::{NodeToken, Role, User};
 
 use super::clock::BrokerClock;
 use super::count::Counts;
+use super::fabric::Wires;
 use super::mutant::{self, Mutant};
 use super::network::{Message, Network};
 use super::node::Node;
-use super::promises::Told;
+use super::outfit::Outfit;
+use super::promises::{Answer, Told};
 use super::rng::Rng;
 
 /// When the world begins, Unix milliseconds.
@@ -29,9 +32,6 @@ const EVENTS: u64 = 60;
 const PAUSE: u64 = 90_000;
 /// Steps after which a world is stuck.
 const MAX_STEPS: u64 = 200_000;
-/// How long a world has to come to rest once nothing goes wrong any more, milliseconds:
-/// two leases and the longest time limit.
-const REST: u64 = 90 * 60_000;
 /// Clocks are wrong by so much at most when the world begins, milliseconds.
 const SKEW: u64 = 30_000;
 /// A broker whose timer could not be kept for want of room tries again after this, milliseconds.
@@ -104,11 +104,20 @@ pub(super) struct World {
     /// When a dead broker comes back.
     pub(super) broker_back: u64,
     /// Its timer could not be kept: not before then.
-    tick_after: u64,
+    pub(super) tick_after: u64,
     pub(super) store: Store,
     pub(super) network: Network,
+    pub(super) wires: Wires,
     pub(super) nodes: BTreeMap<String, Node>,
     pub(super) told: Told,
+    /// Allocations of several nodes: one rank's end is all ranks'.
+    pub(super) gangs: BTreeSet<JobKey>,
+    /// What a user was answered, and nobody has judged yet.
+    pub(super) answer: Option<Answer>,
+    /// Allocations that were judged, or that this broker did not choose.
+    pub(super) judged: BTreeSet<JobKey>,
+    /// The broker's clock was set: what waits for a time may have waited for longer, or for less.
+    pub(super) clock_was_set: bool,
     /// A request whose answer was lost, to be repeated.
     pub(super) unanswered: Option<(Caller, OpenSession)>,
     pub(super) requests: u64,
@@ -122,7 +131,7 @@ pub(super) struct World {
     pub(super) other_store: bool,
     pub(super) counts: Counts,
     log: Vec<String>,
-    next_event: u64,
+    pub(super) next_event: u64,
     events: u64,
     pub(super) faults: bool,
     /// The broker has answered what it has not committed, and dies.
@@ -132,8 +141,12 @@ pub(super) struct World {
     pub(super) nodes_moved: bool,
 }
 
-pub(super) fn settings() -> Settings {
+pub(super) fn settings(wires: &Wires, mutant: Option<Mutant>) -> Settings {
     Settings {
+        fabric: match mutant {
+            Some(Mutant::FabricIgnored) => Arc::default(),
+            _ => Arc::clone(&wires.fabric),
+        },
         default_image: "local/debian".into(),
         default_time: Duration::from_mins(20),
         max_time: Duration::from_hours(1),
@@ -176,8 +189,14 @@ pub(super) fn user(number: usize) -> User {
 }
 
 /// The records of a cluster with these nodes, as its broker keeps them before anything happens.
-pub(super) fn fresh_store(id: ClusterId, nodes: u64, nonce: u64, now: Timestamp) -> (Broker, Vec<Change>) {
-    let (mut broker, mut store) = Broker::start(settings(), Vec::new(), id, nonce, now);
+pub(super) fn fresh_store<'a>(
+    id: ClusterId,
+    nodes: impl Iterator<Item = &'a str>,
+    settings: Settings,
+    nonce: u64,
+    now: Timestamp,
+) -> (Broker, Vec<Change>) {
+    let (mut broker, mut store) = Broker::start(settings, Vec::new(), id, nonce, now);
     let mut settle = |input: Input| {
         let output = broker.handle(now, input).expect("accepted");
         store.extend(output.changes);
@@ -185,19 +204,18 @@ pub(super) fn fresh_store(id: ClusterId, nodes: u64, nonce: u64, now: Timestamp)
     for number in 0..USERS.len() {
         settle(Input::PutUser(None, user(number)));
     }
-    for number in 0..nodes {
-        let hash = [number as u8; 32];
+    for (number, name) in (0..).zip(nodes) {
+        let hash = [number; 32];
         let token = NodeToken {
             hash,
             node: None,
             expires: now.after(Duration::from_mins(1)),
         };
         settle(Input::CreateNodeToken(caller("root"), token));
-        let name = format!("n{number}");
         settle(Input::JoinNode {
             token: hash,
             node: name.parse().expect("a node name"),
-            certificate: name,
+            certificate: name.to_owned(),
             origin: Origin::Local(0),
         });
     }
@@ -207,17 +225,27 @@ pub(super) fn fresh_store(id: ClusterId, nodes: u64, nonce: u64, now: Timestamp)
 impl World {
     fn new(seed: u64, mutant: Option<Mutant>) -> Self {
         let mut rng = Rng::new(seed);
-        let count = 2 + rng.below(3);
+        // Their order by number is not the one of their texts.
+        let names: Vec<String> = (0..2 + rng.below(5))
+            .map(|number| format!("n{}", 8 + number))
+            .collect();
+        let wires = Wires::random(&mut rng, names.iter().map(String::as_str));
         let now = BEGIN;
         let skew = |rng: &mut Rng| rng.below(2 * SKEW) as i64 - SKEW as i64;
         let clock = BrokerClock::new(now, skew(&mut rng));
-        let (broker, changes) = fresh_store(cluster(), count, rng.bits(), Timestamp(clock.now(now)));
-        let node = |number: u64| {
-            let name = format!("n{number}");
-            let node = Node::new(&name, &cluster(), now, skew(&mut rng), mutant);
+        let (broker, changes) = fresh_store(
+            cluster(),
+            names.iter().map(String::as_str),
+            settings(&wires, mutant),
+            rng.bits(),
+            Timestamp(clock.now(now)),
+        );
+        let node = |name: String| {
+            let outfit = Outfit::random(&mut rng);
+            let node = Node::new(&name, outfit, &cluster(), now, skew(&mut rng), mutant);
             (name, node)
         };
-        let nodes = (0..count).map(node).collect();
+        let nodes = names.into_iter().map(node).collect();
         Self {
             rng,
             now,
@@ -231,8 +259,13 @@ impl World {
                 ..Store::default()
             },
             network: Network::default(),
+            wires,
             nodes,
             told: Told::default(),
+            gangs: BTreeSet::new(),
+            answer: None,
+            judged: BTreeSet::new(),
+            clock_was_set: false,
             unanswered: None,
             requests: 0,
             wished: BTreeSet::new(),
@@ -264,7 +297,7 @@ impl World {
             if self.events == 0 && self.faults {
                 self.calm_down();
             }
-            self.step();
+            self.step()?;
             self.judge()?;
             if !self.faults && self.at_rest() {
                 return Ok(());
@@ -276,32 +309,7 @@ impl World {
         Err(format!("{MAX_STEPS} steps were not enough: {}", self.restless()))
     }
 
-    fn rest_by(&self) -> u64 {
-        self.broker_back.max(BEGIN) + REST
-    }
-
-    /// From here on nothing goes wrong, and every user stops what they have.
-    fn calm_down(&mut self) {
-        self.note("nothing goes wrong any more");
-        self.faults = false;
-        self.network.calm = true;
-        self.network.cuts.clear();
-        self.store.full_until = 0;
-        self.tick_after = 0;
-        self.put_own_store_back();
-        self.broker_back = self.now;
-        for node in self.nodes.values_mut() {
-            if !node.is_up() {
-                node.down_until = Some(self.now);
-            }
-            if node.asleep_until.is_some() {
-                node.asleep_until = Some(self.now);
-            }
-        }
-        self.next_event = self.now + 60_000;
-    }
-
-    fn step(&mut self) {
+    fn step(&mut self) -> Result<(), String> {
         let next = self.next();
         self.now = next.max(self.now);
         if std::mem::take(&mut self.doomed) {
@@ -322,16 +330,17 @@ impl World {
             self.note(format!("{node} is reached again"));
         }
         if let Some(message) = self.network.arrived(self.now) {
-            return self.deliver(message);
+            self.deliver(message);
+            return Ok(());
         }
         if self.tick_due().is_some_and(|due| due <= self.now) {
             if self.input(Input::Tick).is_some_and(|answer| answer.is_err()) {
                 self.tick_after = self.now + FULL_RETRY;
             }
-            return;
+            return Ok(());
         }
         if self.step_nodes() {
-            return;
+            return Ok(());
         }
         if self.next_event <= self.now {
             if self.faults {
@@ -339,11 +348,10 @@ impl World {
                 self.next_event = self.now + 1 + self.rng.below(PAUSE);
                 self.happen();
             } else {
-                self.next_event = self.now + 60_000;
-                self.operate();
-                self.stop_everything();
+                self.clear_up()?;
             }
         }
+        Ok(())
     }
 
     /// Lets one node do what is due there; false: nothing is.
@@ -499,7 +507,19 @@ impl World {
             wall.0 -= 6 * 60_000;
         }
         let changes = self.store.changes.clone();
-        let (broker, changes) = Broker::start(settings(), changes, cluster(), nonce, wall);
+        let other_wires = self.rng.one_in(4);
+        if other_wires {
+            self.note("the fabric is described otherwise");
+            self.counts.add("fabric described otherwise");
+            self.wires = Wires::random(&mut self.rng, self.nodes.keys().map(String::as_str));
+        }
+        let settings = settings(&self.wires, self.mutant);
+        let (broker, changes) = Broker::start(settings, changes, cluster(), nonce, wall);
+        if other_wires {
+            // They were chosen for the fabric that was.
+            let jobs = broker.state().jobs.values();
+            self.judged.extend(jobs.filter_map(|job| job.key()));
+        }
         self.store.changes.extend(changes);
         self.broker = Some(broker);
         self.broker_moved = true;
@@ -511,53 +531,6 @@ impl World {
         let name = self.rng.pick(&names).cloned()?;
         let node = name.parse().ok()?;
         Some((name, node))
-    }
-
-    /// Every job is over, nothing runs, nothing is held.
-    fn at_rest(&self) -> bool {
-        self.restless().is_empty()
-    }
-
-    fn restless(&self) -> String {
-        let Some(broker) = &self.broker else {
-            return "the broker is down".to_owned();
-        };
-        let state = broker.state();
-        let mut what: Vec<String> = Vec::new();
-        for job in state.jobs.values().filter(|job| !job.state().is_final()) {
-            what.push(format!("job {} is {}", job.id, job.state().name()));
-        }
-        for node in self.nodes.values() {
-            what.extend(
-                node.containers
-                    .keys()
-                    .map(|key| format!("{} still has {key}", node.name)),
-            );
-            if let Some(usage) = state.usage.get(&node.name)
-                && (usage.cpus > 0 || !usage.gpus.is_empty())
-            {
-                what.push(format!("something of {} is held", node.name));
-            }
-            if let Some(why) = state.unavailable(&node.name) {
-                what.push(format!("{}: {why}", node.name));
-            }
-            if state.strangers(&node.name).next().is_some() {
-                what.push(format!("{} reports a job that is over", node.name));
-            }
-        }
-        what.extend(
-            state
-                .removals
-                .keys()
-                .map(|(node, session)| format!("{node} keeps session {session}")),
-        );
-        what.extend(
-            state
-                .tombstones
-                .iter()
-                .map(|(node, key)| format!("{key} is to end on {node}")),
-        );
-        what.join(", ")
     }
 }
 
