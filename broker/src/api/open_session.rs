@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use carrel_core::broker::{Input, OpenSession, Reply};
 use carrel_core::model::session::{ContainerOptions, SessionSpec};
+use carrel_core::model::start::StartWish;
 use carrel_proto::v1::{self, OpenSessionRequest, OpenSessionResponse};
 use tonic::Status;
 
@@ -39,6 +40,7 @@ pub(super) async fn open_session(
         spec: request.spec.map(spec).transpose()?,
         must_start: request.must_start,
         request_key: request.request_key,
+        start: StartWish::default(),
     };
     match call
         .input(Input::OpenSession(call.asker.caller.clone(), open))

@@ -11,6 +11,7 @@ use crate::model::job::{Ending, Job, JobKind, JobState, Phase, Placed};
 use crate::model::node::Observed;
 use crate::model::resources::{Allocation, ResourceRequest, UnitRequest};
 use crate::model::session::{Session, SessionSpec};
+use crate::model::start::Conditions;
 use crate::model::terms::Terms;
 use crate::model::time::Timestamp;
 use crate::placement::{WhyNot, seat};
@@ -221,6 +222,8 @@ impl Copy {
             terms,
             hold: None,
             begin: None,
+            conditions: Conditions::default(),
+            give_up: None,
             past_runs: Vec::new(),
             phase: Phase::Pending,
         };
@@ -247,7 +250,8 @@ impl Copy {
             let waits = waits.into_iter().flatten().map(|(at, _)| *at);
             self.now = self.now.max(end.into_iter().chain(waits).min()?);
             self.broker.end_patience(self.now);
-            self.broker.state.let_begin(self.now);
+            let (_, over) = self.broker.state.let_begin(self.now);
+            over.into_iter().for_each(|job| self.end(job));
             while let Some((_, job)) = self.next_end() {
                 self.end(job);
             }
@@ -273,18 +277,13 @@ impl Copy {
         let Some(job) = state.jobs.get(&id).cloned() else {
             return;
         };
-        let Phase::Placed(placed) = &job.phase else { return };
+        let held = job.placed().map(|placed| placed.allocation.nodes.clone());
         let ending = Ending {
             state: JobState::Timeout,
             reason: String::new(),
             exit_code: None,
         };
-        let nodes: Vec<_> = placed
-            .allocation
-            .nodes
-            .iter()
-            .map(|part| part.node.clone())
-            .collect();
+        let nodes: Vec<_> = held.into_iter().flatten().map(|part| part.node).collect();
         let ended = Job {
             phase: Phase::Ended {
                 ending,

@@ -9,6 +9,7 @@ use crate::model::account::Account;
 use crate::model::ids::JobId;
 use crate::model::job::{Hold, Job, Phase};
 use crate::model::resources::ResourceRequest;
+use crate::model::start::{Dependency, DependencyKind};
 use crate::model::time::Timestamp;
 use crate::placement::{Assume, Needs, fits};
 use crate::queue::{ClassKey, Tallies};
@@ -22,6 +23,10 @@ pub enum Aside {
     Begin(Timestamp),
     /// Its session's former run holds something still.
     Former(JobId),
+    /// Another job has not become what it waits for.
+    Dependency(Dependency),
+    /// And never will.
+    Never(Dependency),
 }
 
 impl State {
@@ -47,7 +52,10 @@ impl State {
         }
         let over = |job: &Job| matches!(job.phase, Phase::Ended { .. });
         // One that is over in a restored store may be found running.
-        if over(&job) != old.as_deref().is_some_and(over) {
+        let starts = |job: &Job| job.placed().is_some();
+        if over(&job) != old.as_deref().is_some_and(over)
+            || starts(&job) && !old.as_deref().is_some_and(starts)
+        {
             self.see_to_dependents(job.id);
         }
     }
@@ -91,10 +99,11 @@ impl State {
     /// Puts a pending job among those that it waits with.
     fn count_waiting(&mut self, old: Option<&Job>, job: &Job) {
         if let Some(old) = old {
-            if let Some(begin) = old.begin {
-                self.begins.remove(&(begin, job.id));
-            }
-            if let Some(former) = old.after {
+            let times = [old.begin, old.give_up].into_iter().flatten();
+            times.for_each(|at| {
+                self.begins.remove(&(at, job.id));
+            });
+            for former in old.awaited() {
                 self.forget_dependent(former, job.id);
             }
         }
@@ -104,10 +113,10 @@ impl State {
             return;
         }
         // Until time has passed it: passes know what time it is.
-        if let Some(begin) = job.begin.filter(|begin| *begin > self.ticked) {
-            self.begins.insert((begin, job.id));
-        }
-        if let Some(former) = job.after {
+        let times = [job.begin, job.give_up].into_iter().flatten();
+        self.begins
+            .extend(times.filter(|at| *at > self.ticked).map(|at| (at, job.id)));
+        for former in job.awaited() {
             self.dependents.entry(former).or_default().insert(job.id);
         }
         if self.aside(job).is_some() {
@@ -146,19 +155,80 @@ impl State {
         if let Some(former) = former.filter(|former| !former.state().is_final()) {
             return Some(Aside::Former(former.id));
         }
-        let begin = job.begin.filter(|begin| self.begins.contains(&(*begin, job.id)));
-        begin.map(Aside::Begin)
+        if let Some(begin) = job.begin.filter(|begin| self.begins.contains(&(*begin, job.id))) {
+            return Some(Aside::Begin(begin));
+        }
+        self.unmet(job).map(|(dependency, never)| {
+            if never {
+                Aside::Never(dependency)
+            } else {
+                Aside::Dependency(dependency)
+            }
+        })
+    }
+
+    /// A dependency of a job that is not met, and that it will never be.
+    fn unmet(&self, job: &Job) -> Option<(Dependency, bool)> {
+        let conditions = &job.conditions;
+        let met = |dependency: &Dependency| match self.jobs.get(&dependency.job) {
+            Some(other) => {
+                let started = other.placed().is_some() || !other.past_runs.is_empty();
+                dependency.kind.is_met(other.state(), started)
+            }
+            // Records are kept; one that is gone was over long ago.
+            None => Some(true),
+        };
+        if conditions.singleton {
+            let mut earlier = self.live_before(job);
+            if let Some(other) = earlier.next() {
+                let dependency = Dependency {
+                    kind: DependencyKind::AfterAny,
+                    job: other,
+                };
+                return Some((dependency, false));
+            }
+        }
+        let all = || conditions.dependencies.iter();
+        if conditions.any {
+            if all().any(|one| met(one) == Some(true)) {
+                return None;
+            }
+            let open = all().find(|one| met(one) == Some(false)).map(|one| (*one, false));
+            return open.or_else(|| all().next().map(|one| (*one, true)));
+        }
+        let never = all().find(|one| met(one).is_none()).map(|one| (*one, true));
+        never.or_else(|| all().find(|one| met(one) == Some(false)).map(|one| (*one, false)))
+    }
+
+    /// Earlier jobs of the same name and user that are not over.
+    fn live_before<'a>(&'a self, job: &'a Job) -> impl Iterator<Item = JobId> + 'a {
+        let waiting = self.pending.ids();
+        let running = self.deadlines.iter().map(|(_, id)| *id);
+        let live = waiting.chain(running).filter(move |id| *id < job.id);
+        live.filter(move |id| {
+            let other = self.jobs.get(id);
+            other.is_some_and(|other| other.name == job.name && other.owner == job.owner)
+        })
     }
 
     /// Jobs that wait for one may start when it is over, and only then.
     fn see_to_dependents(&mut self, former: JobId) {
+        // Whoever waits for all of a name is told of each that ends.
+        let singletons: Vec<JobId> = self.pending.aside().filter(|id| self.is_singleton(*id)).collect();
+        for id in singletons {
+            self.look_again(id);
+        }
         for id in self.dependents.get(&former).cloned().unwrap_or_default() {
             self.look_again(id);
         }
     }
 
-    /// Jobs whose time to begin has come may start.
-    pub(super) fn let_begin(&mut self, now: Timestamp) -> bool {
+    fn is_singleton(&self, id: JobId) -> bool {
+        self.jobs.get(&id).is_some_and(|job| job.conditions.singleton)
+    }
+
+    /// Jobs whose time to begin has come may start. Those whose time is up: they are to be cancelled.
+    pub(super) fn let_begin(&mut self, now: Timestamp) -> (bool, Vec<JobId>) {
         self.ticked = self.ticked.max(now);
         let due = self.begins.iter().take_while(|(at, _)| *at <= now);
         let due: Vec<_> = due.copied().collect();
@@ -166,7 +236,12 @@ impl State {
             self.begins.remove(entry);
             self.look_again(entry.1);
         }
-        !due.is_empty()
+        let up = |id: &JobId| {
+            let job = self.jobs.get(id);
+            job.and_then(|job| job.give_up).is_some_and(|at| at <= now)
+        };
+        let over = due.iter().map(|(_, id)| *id).filter(up).collect();
+        (!due.is_empty(), over)
     }
 
     /// Puts a pending job where it belongs by now.

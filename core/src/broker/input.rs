@@ -9,6 +9,7 @@ use crate::model::ids::{BadName, JobId, JobKey, NodeName, SessionId, SessionName
 use crate::model::node::Observed;
 use crate::model::resources::ResourceRequest;
 use crate::model::session::{SessionSpec, Share};
+use crate::model::start::{Conditions, StartWish};
 use crate::model::time::Timestamp;
 use crate::model::user::{ApiToken, NodeToken, Role, User};
 
@@ -93,6 +94,25 @@ pub struct OpenSession {
     pub ephemeral: bool,
     /// A repeated request with one key has one effect; empty: not repeated.
     pub request_key: String,
+    /// When its job may start.
+    pub start: StartWish,
+}
+
+/// What is to be changed of a job.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct JobUpdate {
+    /// Hold it (by its owner, or by an operator for another's), or let it go.
+    pub hold: Option<bool>,
+    /// Its owner's wish, in points.
+    pub nice: Option<i32>,
+    /// Before all others, or not any more; by operators.
+    pub top: Option<bool>,
+    /// Not before; the epoch: at once.
+    pub begin: Option<Timestamp>,
+    /// Its time limit, while it waits.
+    pub time_limit: Option<Duration>,
+    /// What it waits for.
+    pub conditions: Option<Conditions>,
 }
 
 /// Everything that can happen to a broker.
@@ -104,6 +124,8 @@ pub struct OpenSession {
 pub enum Input {
     /// Find or create a session and see that it has a live job.
     OpenSession(Caller, OpenSession),
+    /// Change a job that waits.
+    UpdateJob(Caller, JobId, JobUpdate),
     /// Move a live job's deadline.
     ExtendSession(Caller, SessionRef, Duration),
     /// End a session's live job, if it is this one.

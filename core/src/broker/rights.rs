@@ -22,6 +22,7 @@ pub enum Call {
     OpenStream,
     SignSshKey,
     GetJob,
+    UpdateJob,
     ListJobs,
     ExplainJob,
     PlanSession,
@@ -85,7 +86,7 @@ const fn needs(
 
 impl Call {
     /// All of them.
-    pub const ALL: [Self; 32] = [
+    pub const ALL: [Self; 33] = [
         Self::GetCluster,
         Self::OpenSession,
         Self::GetSession,
@@ -99,6 +100,7 @@ impl Call {
         Self::OpenStream,
         Self::SignSshKey,
         Self::GetJob,
+        Self::UpdateJob,
         Self::ListJobs,
         Self::ExplainJob,
         Self::PlanSession,
@@ -143,6 +145,7 @@ impl Call {
             Self::SignSshKey      => needs( User,     Sessions, None,           None,                  No),
             // Jobs are seen by all, as in squeue.
             Self::GetJob          => needs( User,     Read,     Some(User),     None,                  Own),
+            Self::UpdateJob       => needs( User,     Sessions, Some(Operator), None,                  No),
             Self::ListJobs        => needs( User,     Read,     Some(User),     None,                  Own),
             Self::ExplainJob      => needs( User,     Read,     Some(User),     None,                  Own),
             Self::PlanSession     => needs( User,     Read,     None,           None,                  No),

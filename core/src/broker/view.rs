@@ -68,6 +68,18 @@ fn pending_reason(state: &State, job: &Job) -> String {
         Some(Aside::Held(Hold::User)) => return "JobHeldUser: its owner holds it".to_owned(),
         Some(Aside::Held(Hold::Operator)) => return "JobHeldAdmin: an operator holds it".to_owned(),
         Some(Aside::Begin(_)) => return "BeginTime: it was asked to begin later".to_owned(),
+        Some(Aside::Dependency(on)) => {
+            return format!("Dependency: it waits for job {} ({})", on.job, on.kind.name());
+        }
+        Some(Aside::Never(on)) => {
+            let other = state.jobs.get(&on.job);
+            let became = other.map_or("gone", |other| other.state().name());
+            return format!(
+                "DependencyNeverSatisfied: it waits for job {} ({}), which is {became}",
+                on.job,
+                on.kind.name()
+            );
+        }
         Some(Aside::Former(former)) => {
             return format!("Dependency: the session's former run, job {former}, is still ending");
         }

@@ -94,13 +94,15 @@ pub enum Action {
     SessionStop,
     /// Somebody else's session was extended.
     SessionExtend,
+    /// A waiting job of another's changed.
+    JobUpdate,
     /// Somebody else's session was removed.
     SessionRemove,
 }
 
 impl Action {
     /// All of them.
-    pub const ALL: [Self; 27] = [
+    pub const ALL: [Self; 28] = [
         Self::BrokerStart,
         Self::JobStart,
         Self::JobEnd,
@@ -127,6 +129,7 @@ impl Action {
         Self::Unshare,
         Self::SessionStop,
         Self::SessionExtend,
+        Self::JobUpdate,
         Self::SessionRemove,
     ];
 
@@ -159,6 +162,7 @@ impl Action {
             Self::Unshare => "unshare",
             Self::SessionStop => "session-stop",
             Self::SessionExtend => "session-extend",
+            Self::JobUpdate => "job-update",
             Self::SessionRemove => "session-remove",
         }
     }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::cpus::Binding;
 use super::ids::{Generation, JobId, JobKey, SessionId, UserName};
 use super::resources::{Allocation, ResourceRequest};
+use super::start::Conditions;
 use super::terms::Terms;
 use super::time::Timestamp;
 
@@ -215,6 +216,12 @@ pub struct Job {
     /// It does not start before.
     #[serde(default)]
     pub begin: Option<Timestamp>,
+    /// What else it waits for by its user's wish.
+    #[serde(default)]
+    pub conditions: Conditions,
+    /// It is cancelled if it has not started by then.
+    #[serde(default)]
+    pub give_up: Option<Timestamp>,
     /// When it ran before, the first time first.
     #[serde(default)]
     pub past_runs: Vec<PastRun>,
@@ -249,6 +256,12 @@ impl Job {
             Phase::Ended { last, .. } => last.as_ref(),
             Phase::Pending => None,
         }
+    }
+
+    /// Other jobs that it waits for, while they are not what they are to be.
+    pub fn awaited(&self) -> impl Iterator<Item = JobId> + '_ {
+        let dependencies = self.conditions.dependencies.iter();
+        self.after.into_iter().chain(dependencies.map(|one| one.job))
     }
 
     /// Since when it could have started, as far as that is its own matter.

@@ -17,6 +17,7 @@ pub mod policy;
 pub mod qos;
 pub mod resources;
 pub mod session;
+pub mod start;
 pub mod terms;
 pub mod time;
 pub mod topology;

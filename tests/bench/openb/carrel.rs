@@ -121,13 +121,20 @@ fn request(trace: &Trace, pod: &Pod) -> anyhow::Result<ResourceRequest> {
     })
 }
 
+fn shared(milli: u32) -> PartRoom {
+    PartRoom::Shared {
+        milli: milli as u16,
+        user: None,
+    }
+}
+
 fn room(cluster: &Cluster, node: usize) -> anyhow::Result<Room> {
     let free = &cluster.nodes[node];
     let gpus = free.gpus.iter().enumerate();
     let begun = gpus
         .clone()
         .filter(|(_, milli)| (1..WHOLE).contains(*milli))
-        .map(|(gpu, milli)| (gpu as u8, PartRoom::Shared(*milli as u16)));
+        .map(|(gpu, milli)| (gpu as u8, shared(*milli)));
     Ok(Room {
         gpus: gpus
             .filter(|(_, milli)| **milli == WHOLE)

@@ -8,6 +8,7 @@ use carrel_core::model::constraints::{Constraints, Patience};
 use carrel_core::model::ids::NodeName;
 use carrel_core::model::resources::{ResourceRequest, UnitRequest};
 use carrel_core::model::session::{ContainerOptions, SessionSpec};
+use carrel_core::model::start::StartWish;
 use carrel_core::model::terms::TermsRequest;
 
 use super::outfit::{FEATURES, GPUS};
@@ -46,6 +47,7 @@ impl World {
             must_start: self.rng.one_in(4),
             ephemeral: !named,
             request_key: format!("r{}", self.requests),
+            start: StartWish::default(),
         };
         (caller(user), request)
     }

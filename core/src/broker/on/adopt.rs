@@ -15,6 +15,7 @@ use crate::model::job::{Job, JobKind, Phase, Placed, RankStatus};
 use crate::model::node::{NodeRecord, ObservedPhase};
 use crate::model::resources::{Allocation, NodeAllocation, ResourceRequest, UnitRequest};
 use crate::model::session::{ContainerOptions, Session, SessionSpec};
+use crate::model::start::Conditions;
 use crate::model::terms::{Terms, TermsRequest};
 use crate::model::time::Timestamp;
 
@@ -136,6 +137,8 @@ impl Broker {
                 terms: Terms::default(),
                 hold: None,
                 begin: None,
+                conditions: Conditions::default(),
+                give_up: None,
                 past_runs: Vec::new(),
                 phase: Phase::Pending,
             })

@@ -4,6 +4,7 @@ mod adopt;
 mod constraints;
 mod directory;
 mod end;
+mod job;
 mod node;
 mod observed;
 mod open;
@@ -21,7 +22,8 @@ impl Broker {
     pub(super) fn dispatch(&mut self, now: Timestamp, input: Input) -> Result<Reply, Reject> {
         match input {
             Input::OpenSession(caller, request) => self.on_open(now, &caller, request),
-            Input::ExtendSession(caller, session, add) => self.on_extend(&caller, &session, add),
+            Input::UpdateJob(caller, job, update) => self.on_update_job(&caller, job, &update),
+            Input::ExtendSession(caller, session, add) => self.on_extend(now, &caller, &session, add),
             Input::StopSession(caller, session, job) => self.on_stop(now, &caller, &session, job),
             Input::RemoveSession(caller, session) => self.on_remove(now, &caller, &session),
             Input::ShareSession(caller, session, user, share) => {

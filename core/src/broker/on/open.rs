@@ -8,10 +8,11 @@ use crate::broker::{Broker, Call, Reject, RejectKind, Reply, State};
 use crate::model::gpu::Inventory;
 use crate::model::gpu_unit::WHOLE_MILLI;
 use crate::model::ids::{JobId, SessionId, SessionName, UserName};
-use crate::model::job::{Job, JobKind, Phase};
+use crate::model::job::{Hold, Job, JobKind, Phase};
 use crate::model::policy::Refusal;
 use crate::model::resources::{ResourceRequest, UnitRequest, model_matches};
 use crate::model::session::{Session, SessionSpec};
+use crate::model::start::StartWish;
 use crate::model::terms::Terms;
 use crate::model::time::Timestamp;
 use crate::placement::MAX_COMPONENTS;
@@ -111,7 +112,7 @@ impl Broker {
         session.ephemeral = request.ephemeral;
         session.request_key = request.request_key;
         let id = session.id;
-        self.submit(now, session, terms, live.map(|job| job.id))?;
+        self.submit(now, session, (terms, request.start), live.map(|job| job.id))?;
         Ok(Reply::Session(id, true))
     }
 
@@ -157,7 +158,7 @@ impl Broker {
             shares: BTreeMap::new(),
         };
         self.state.cluster.next_session += 1;
-        self.submit(now, session, terms, None)?;
+        self.submit(now, session, (terms, request.start), None)?;
         Ok(Reply::Session(id, true))
     }
 
@@ -185,9 +186,10 @@ impl Broker {
         &mut self,
         now: Timestamp,
         mut session: Session,
-        terms: Terms,
+        (terms, start): (Terms, StartWish),
         after: Option<JobId>,
     ) -> Result<(), Reject> {
+        self.state.must_exist(&start.conditions)?;
         if self.state.pending.len() >= MAX_PENDING {
             return Err(
                 Reject::new(RejectKind::Exhausted, format!("{MAX_PENDING} jobs wait already"))
@@ -208,8 +210,10 @@ impl Broker {
             submitted: now,
             after,
             terms,
-            hold: None,
-            begin: None,
+            hold: start.hold.then_some(Hold::User),
+            begin: start.begin.filter(|begin| *begin > now),
+            conditions: start.conditions,
+            give_up: start.within.map(|within| now.after(within)),
             past_runs: Vec::new(),
             phase: Phase::Pending,
         };

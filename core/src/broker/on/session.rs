@@ -9,10 +9,12 @@ use crate::model::audit::Action;
 use crate::model::ids::JobId;
 use crate::model::job::{Ending, Job, JobState, Phase};
 use crate::model::time::Timestamp;
+use crate::model::user::Role;
 
 impl Broker {
     pub(super) fn on_extend(
         &mut self,
+        now: Timestamp,
         caller: &Caller,
         wanted: &SessionRef,
         add: Duration,
@@ -47,6 +49,10 @@ impl Broker {
             )
             .hint(format!("at most {left} more minutes can be added")));
         }
+        // Operators decide for all.
+        if !(foreign && caller.role >= Role::Operator) {
+            self.state.must_harm_nobody(now, &job, deadline)?;
+        }
         placed.deadline = deadline;
         let nodes: Vec<_> = placed
             .allocation
@@ -65,6 +71,8 @@ impl Broker {
             let detail = format!("by {} s", add.as_secs());
             self.audit(caller, Action::SessionExtend, subject, detail);
         }
+        // What was promised to others may have to be promised anew.
+        self.output.room = true;
         Ok(Reply::Deadline(deadline))
     }
 

@@ -22,7 +22,11 @@ impl Broker {
         }
         self.end_overdue(now);
         self.end_patience(now);
-        self.output.room |= self.state.let_begin(now);
+        let (room, over) = self.state.let_begin(now);
+        self.output.room |= room;
+        for id in over {
+            self.give_up(now, id);
+        }
         self.give_up_lost_nodes(now);
         self.forget_expired_tokens(now);
         Ok(Reply::Done)
@@ -63,6 +67,23 @@ impl Broker {
                 },
             );
         }
+    }
+
+    /// A job that was to start by now or not at all.
+    fn give_up(&mut self, now: Timestamp, id: JobId) {
+        if !self.state.pending.contains(id) {
+            return;
+        }
+        let reason = "it could not start in the time that its user gave it (--immediate)".to_owned();
+        self.end_job(
+            now,
+            id,
+            Ending {
+                state: JobState::Cancelled,
+                reason,
+                exit_code: None,
+            },
+        );
     }
 
     /// Pending jobs that ask for less from now on may start.

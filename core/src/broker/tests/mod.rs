@@ -6,6 +6,7 @@ mod forecast;
 mod found;
 mod hardware;
 mod inside;
+mod jobs;
 mod lifecycle;
 mod mps;
 mod nodes;
@@ -27,6 +28,7 @@ use crate::model::job::{Containment, Job, JobState};
 use crate::model::node::{EndCause, Observed, ObservedJob, ObservedPhase};
 use crate::model::resources::{ResourceRequest, UnitRequest};
 use crate::model::session::{ContainerOptions, SessionSpec};
+use crate::model::start::StartWish;
 use crate::model::terms::TermsRequest;
 use crate::model::time::Timestamp;
 use crate::model::topology::{Link, LinkMatrix};
@@ -158,6 +160,7 @@ fn open(name: &str, spec: SessionSpec) -> OpenSession {
         must_start: false,
         ephemeral: false,
         request_key: String::new(),
+        start: StartWish::default(),
     }
 }
 

@@ -66,6 +66,7 @@ fn a_repeated_request_has_one_effect() {
     let request = OpenSession {
         name: None,
         request_key: "k1".into(),
+        start: StartWish::default(),
         ..open("x", gpus(1))
     };
     let first = world.open("alice", request.clone());

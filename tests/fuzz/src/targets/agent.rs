@@ -13,6 +13,7 @@ use carrel_core::model::job::{Containment, FenceReport};
 use carrel_core::model::node::{Desired, Observed, ObservedJob, ObservedPhase};
 use carrel_core::model::resources::ResourceRequest;
 use carrel_core::model::session::{ContainerOptions, SessionSpec};
+use carrel_core::model::start::StartWish;
 use carrel_core::model::terms::TermsRequest;
 use carrel_core::model::time::Timestamp;
 use carrel_core::model::topology::{Link, LinkMatrix};
@@ -249,6 +250,7 @@ fn broker() -> (Broker, Vec<Change>) {
         must_start: true,
         ephemeral: false,
         request_key: String::new(),
+        start: StartWish::default(),
     };
     for input in [
         Input::PutUser(None, alice),

@@ -1,0 +1,289 @@
+//! What users and operators change of jobs that wait, and what others keep them from.
+
+use std::time::Duration;
+
+use crate::broker::input::{Caller, JobUpdate};
+use crate::broker::{Broker, Call, Reject, RejectKind, Reply, State};
+use crate::model::audit::Action;
+use crate::model::ids::JobId;
+use crate::model::job::{Hold, Job, Phase};
+use crate::model::start::{Conditions, MAX_DEPENDENCIES};
+use crate::model::terms::MAX_NICE;
+use crate::model::time::Timestamp;
+use crate::model::user::Role;
+
+/// People that a refusal names: more would say less.
+const MAX_NAMED: usize = 3;
+
+impl Broker {
+    pub(super) fn on_update_job(
+        &mut self,
+        caller: &Caller,
+        id: JobId,
+        update: &JobUpdate,
+    ) -> Result<Reply, Reject> {
+        caller.must(Call::UpdateJob)?;
+        let Some(job) = self.state.jobs.get(&id).cloned() else {
+            return Err(Reject::new(RejectKind::NotFound, format!("there is no job {id}"))
+                .hint("`carrel queue` lists those that wait"));
+        };
+        let foreign = job.owner != caller.user;
+        if foreign {
+            caller.must_reach_others(Call::UpdateJob)?;
+        }
+        if !matches!(job.phase, Phase::Pending) {
+            return Err(Reject::new(
+                RejectKind::WrongState,
+                format!("job {id} does not wait: it is {}", job.state().name()),
+            )
+            .hint("only what waits can be held, let go or moved"));
+        }
+        let changed = self.state.updated(caller, &job, update)?;
+        if changed == *job {
+            return Ok(Reply::Done);
+        }
+        if foreign {
+            let detail = difference(&job, &changed);
+            self.audit(caller, Action::JobUpdate, format!("job {id}"), detail);
+        }
+        self.put_job(changed);
+        self.output.room = true;
+        Ok(Reply::Done)
+    }
+}
+
+/// What has become otherwise, for the log.
+fn difference(old: &Job, new: &Job) -> String {
+    let changes = [
+        ("hold", old.hold != new.hold),
+        ("nice", old.terms.nice != new.terms.nice),
+        ("top", old.terms.top != new.terms.top),
+        ("begin", old.begin != new.begin),
+        ("time limit", old.time_limit != new.time_limit),
+        ("dependencies", old.conditions != new.conditions),
+    ];
+    let changed: Vec<&str> = changes
+        .iter()
+        .filter(|(_, is)| *is)
+        .map(|(name, _)| *name)
+        .collect();
+    changed.join(", ")
+}
+
+impl State {
+    fn updated(&self, caller: &Caller, job: &Job, update: &JobUpdate) -> Result<Job, Reject> {
+        let mut job = job.clone();
+        let operator = caller.role >= Role::Operator;
+        if let Some(hold) = update.hold {
+            let own = if job.owner == caller.user {
+                Hold::User
+            } else {
+                Hold::Operator
+            };
+            job.hold = match (hold, job.hold) {
+                (false, Some(Hold::Operator)) if !operator => {
+                    return Err(
+                        Reject::new(RejectKind::Denied, format!("an operator holds job {}", job.id))
+                            .hint("only an operator lets it go"),
+                    );
+                }
+                (false, _) => None,
+                (true, Some(hold)) => Some(hold),
+                (true, None) => Some(own),
+            };
+        }
+        if let Some(nice) = update.nice {
+            if nice.abs() > MAX_NICE {
+                return Err(Reject::new(
+                    RejectKind::Invalid,
+                    format!("a nice value of {nice} is beyond {MAX_NICE}"),
+                ));
+            }
+            if nice < job.terms.nice.min(0) && !operator {
+                return Err(Reject::new(
+                    RejectKind::Denied,
+                    "a negative nice value takes the role operator",
+                )
+                .hint("a positive one lets others pass"));
+            }
+            job.terms.nice = nice;
+        }
+        if let Some(top) = update.top {
+            if !operator {
+                return Err(Reject::new(
+                    RejectKind::Denied,
+                    "to put a job before all others takes the role operator",
+                ));
+            }
+            job.terms.top = top.then(|| self.before_all());
+        }
+        if let Some(begin) = update.begin {
+            job.begin = (begin > self.ticked).then_some(begin);
+        }
+        if let Some(time) = update.time_limit {
+            if time.is_zero() || time > self.settings.max_time {
+                return Err(Reject::new(RejectKind::Invalid, "that is no time limit here")
+                    .hint("between a second and the cluster's longest"));
+            }
+            self.must_keep_limits(&job.owner, &job.terms, job.request.gpu_milli(), time)
+                .or_else(|refused| if operator { Ok(()) } else { Err(refused) })?;
+            job.time_limit = time;
+        }
+        if let Some(conditions) = &update.conditions {
+            self.must_exist(conditions)?;
+            if self.waits_for_itself(job.id, conditions) {
+                return Err(Reject::new(
+                    RejectKind::Invalid,
+                    format!("job {} would wait for itself", job.id),
+                ));
+            }
+            job.conditions = conditions.clone();
+        }
+        Ok(job)
+    }
+
+    /// The place before all that are before all others.
+    fn before_all(&self) -> i64 {
+        let tops = self
+            .pending
+            .classes()
+            .filter_map(|(_, class)| class.key.terms.top);
+        tops.min().map_or(0, |first| first - 1)
+    }
+
+    /// Refuses dependencies on jobs that there are not, and too many.
+    pub(super) fn must_exist(&self, conditions: &Conditions) -> Result<(), Reject> {
+        if conditions.dependencies.len() > MAX_DEPENDENCIES {
+            return Err(Reject::new(
+                RejectKind::Invalid,
+                format!(
+                    "{} dependencies are too many ({MAX_DEPENDENCIES} at most)",
+                    conditions.dependencies.len()
+                ),
+            ));
+        }
+        let mut wanted = conditions.dependencies.iter();
+        match wanted.find(|one| !self.jobs.contains_key(&one.job)) {
+            Some(unknown) => Err(Reject::new(
+                RejectKind::NotFound,
+                format!("there is no job {} to depend on", unknown.job),
+            )
+            .hint("`carrel queue --all` lists those that wait and run")),
+            None => Ok(()),
+        }
+    }
+
+    /// Dependencies lead from a job back to it.
+    fn waits_for_itself(&self, job: JobId, conditions: &Conditions) -> bool {
+        let mut open: Vec<JobId> = conditions.dependencies.iter().map(|one| one.job).collect();
+        let mut seen = std::collections::BTreeSet::new();
+        while let Some(next) = open.pop() {
+            if next == job {
+                return true;
+            }
+            if seen.insert(next)
+                && let Some(other) = self.jobs.get(&next)
+            {
+                open.extend(other.awaited());
+            }
+        }
+        false
+    }
+
+    /// Refuses to move a deadline if somebody who waits would start later for it than was promised.
+    pub(super) fn must_harm_nobody(
+        &self,
+        now: Timestamp,
+        job: &Job,
+        deadline: Timestamp,
+    ) -> Result<(), Reject> {
+        let later = self.harmed(now, job, deadline);
+        let Some((_, first, _)) = later.first() else {
+            return Ok(());
+        };
+        let minutes = |at: Timestamp| at.since(now).as_secs().div_ceil(60);
+        let named = later.iter().take(MAX_NAMED).map(|(id, promised, then)| {
+            let owner = self
+                .jobs
+                .get(id)
+                .map_or_else(String::new, |job| job.owner.to_string());
+            match then {
+                Some(then) => format!(
+                    "job {id} of {owner} would start in {} min and not in {}",
+                    minutes(*then),
+                    minutes(*promised)
+                ),
+                None => format!(
+                    "job {id} of {owner}, promised a start in {} min, would have none",
+                    minutes(*promised)
+                ),
+            }
+        });
+        let mut who = named.collect::<Vec<_>>().join("; ");
+        if later.len() > MAX_NAMED {
+            who.push_str(&format!("; and {} more", later.len() - MAX_NAMED));
+        }
+        let from = job.placed().map_or(now, |placed| placed.deadline);
+        let free = first.since(from.after(self.settings.grace));
+        let enough = self.longest_harmless(now, job, free);
+        let hint = match enough.as_secs() / 60 {
+            0 => "nothing can be added without it; what you have runs until its deadline".to_owned(),
+            minutes => format!("{minutes} minutes can be added without it"),
+        };
+        Err(Reject::new(RejectKind::WrongState, format!("others wait for it: {who}")).hint(hint))
+    }
+
+    /// Jobs that would start later than was promised, when that was, and when they would.
+    fn harmed(
+        &self,
+        now: Timestamp,
+        job: &Job,
+        deadline: Timestamp,
+    ) -> Vec<(JobId, Timestamp, Option<Timestamp>)> {
+        let Some(placed) = job.placed() else {
+            return Vec::new();
+        };
+        let end = deadline.after(self.settings.grace);
+        let nodes = |node| placed.allocation.nodes.iter().any(|part| part.node == node);
+        let touched = |promise: &crate::broker::Promise| {
+            let mut parts = promise.allocation.nodes.iter();
+            promise.start < end && parts.any(|part| nodes(part.node.clone()))
+        };
+        if !self.promises.values().any(|promise| touched(promise)) {
+            return Vec::new();
+        }
+        // What would come of it is what comes of it on a copy.
+        let mut copy = Broker::of(self.clone());
+        let mut moved = job.clone();
+        if let Phase::Placed(placed) = &mut moved.phase {
+            placed.deadline = deadline;
+        }
+        copy.state.insert_job(std::sync::Arc::new(moved));
+        copy.schedule(now);
+        let mut later = Vec::new();
+        for promise in self.promises.values() {
+            let started = copy
+                .state
+                .jobs
+                .get(&promise.job)
+                .is_some_and(|job| job.placed().is_some());
+            let then = copy.state.promises.get(&promise.job).map(|promise| promise.start);
+            if !started && then.is_none_or(|then| then > promise.start) {
+                later.push((promise.job, promise.start, then));
+            }
+        }
+        later.sort_by_key(|(job, promised, _)| (*promised, *job));
+        later
+    }
+
+    /// The longest time, up to this one, that can be added without harm to anybody; zero where that is not it.
+    fn longest_harmless(&self, now: Timestamp, job: &Job, most: Duration) -> Duration {
+        let from = job.placed().map_or(now, |placed| placed.deadline);
+        let whole = Duration::from_secs(most.as_secs() / 60 * 60);
+        if self.harmed(now, job, from.after(whole)).is_empty() {
+            whole
+        } else {
+            Duration::ZERO
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! When a job may start, beside when there is room; and who is asked before a deadline moves.
+
+use super::*;
+use crate::model::job::Hold;
+use crate::model::start::{Conditions, Dependency, DependencyKind};
+
+fn for_minutes(minutes: u64, count: u32) -> SessionSpec {
+    SessionSpec {
+        time_limit: Duration::from_mins(minutes),
+        ..gpus(count)
+    }
+}
+
+fn wished(name: &str, spec: SessionSpec, start: StartWish) -> OpenSession {
+    OpenSession {
+        start,
+        ..open(name, spec)
+    }
+}
+
+fn after(kind: DependencyKind, job: JobId) -> StartWish {
+    StartWish {
+        conditions: Conditions {
+            dependencies: vec![Dependency { kind, job }],
+            ..Conditions::default()
+        },
+        ..StartWish::default()
+    }
+}
+
+fn named(name: &str) -> SessionRef {
+    name.parse().expect("a name")
+}
+
+impl World {
+    fn end(&mut self, id: JobId, name: &str, exit_code: Option<i32>) {
+        let mut gone = self.seen(id, name, ObservedPhase::Released);
+        gone.cause = Some(EndCause::Exited);
+        gone.exit_code = exit_code;
+        self.report(name, vec![gone]);
+    }
+
+    fn update(&mut self, user: &str, job: JobId, update: JobUpdate) -> Result<(), Reject> {
+        self.handle(Input::UpdateJob(caller(user), job, update))
+            .map(|_| ())
+    }
+}
+
+#[test]
+fn a_held_job_waits_until_it_is_let_go() {
+    let mut world = World::new(&["n1"]);
+    let hold = StartWish {
+        hold: true,
+        ..StartWish::default()
+    };
+    let (_, id) = world.open("alice", wished("a", gpus(1), hold));
+    assert_eq!(world.reason(id), "JobHeldUser: its owner holds it");
+    let go = |hold| JobUpdate {
+        hold: Some(hold),
+        ..JobUpdate::default()
+    };
+    assert!(world.update("bob", id, go(false)).is_err(), "it is not his");
+    world.update("alice", id, go(false)).expect("let go");
+    assert_eq!(world.state(id), JobState::Configuring);
+    let running = world.update("alice", id, go(true)).expect_err("it runs");
+    assert!(running.message.contains("does not wait"), "{running:?}");
+
+    let (_, full) = world.open("alice", open("full", gpus(8)));
+    world
+        .update("ops", full, go(true))
+        .expect("operators hold what is another's");
+    assert_eq!(world.job(full).hold, Some(Hold::Operator));
+    let refused = world
+        .update("alice", full, go(false))
+        .expect_err("not hers to let go");
+    assert_eq!(refused.kind, RejectKind::Denied);
+    world.update("ops", full, go(false)).expect("let go");
+    assert!(
+        world.reason(full).starts_with("Resources"),
+        "{}",
+        world.reason(full)
+    );
+}
+
+#[test]
+fn a_job_begins_when_it_is_asked_to_and_not_before() {
+    let mut world = World::new(&["n1"]);
+    let later = world.now.after(Duration::from_mins(10));
+    let begin = StartWish {
+        begin: Some(later),
+        ..StartWish::default()
+    };
+    let (_, id) = world.open("alice", wished("a", gpus(1), begin));
+    assert!(world.reason(id).starts_with("BeginTime"), "{}", world.reason(id));
+    assert_eq!(world.broker.next_deadline().map(|at| at <= later), Some(true));
+    world.wait(Duration::from_mins(9));
+    world.must(Input::Tick);
+    assert_eq!(world.state(id), JobState::Pending);
+    // Nor does a restart forget it.
+    world.restart(3);
+    world.report("n1", vec![]);
+    assert_eq!(world.state(id), JobState::Pending);
+    world.wait(Duration::from_mins(1));
+    world.report("n1", vec![]);
+    world.must(Input::Tick);
+    assert_eq!(world.state(id), JobState::Configuring);
+}
+
+#[test]
+fn a_job_waits_for_what_has_to_become_of_others() {
+    let mut world = World::new(&["n1"]);
+    let (_, first) = world.open("alice", open("first", gpus(1)));
+    let kinds = DependencyKind::ALL;
+    let waiting: Vec<JobId> = kinds
+        .iter()
+        .map(|kind| {
+            world
+                .open("alice", wished(kind.name(), gpus(1), after(*kind, first)))
+                .1
+        })
+        .collect();
+    let states = |world: &World| -> Vec<JobState> { waiting.iter().map(|id| world.state(*id)).collect() };
+    use JobState::{Configuring, Pending};
+    assert_eq!(
+        states(&world),
+        [Configuring, Pending, Pending, Pending],
+        "it has started"
+    );
+    assert_eq!(
+        world.reason(waiting[2]),
+        format!("Dependency: it waits for job {first} (afterok)")
+    );
+    world.must(Input::StopSession(caller("alice"), named("first"), None));
+    world.end(first, "n1", Some(0));
+    assert!(world.state(first).is_final());
+    let (ok, not_ok) = (world.state(waiting[2]), world.state(waiting[3]));
+    assert_eq!(world.state(waiting[1]), Configuring);
+    assert!(ok != not_ok, "one of the two is met: {ok:?} {not_ok:?}");
+    let never = if ok == Pending { waiting[2] } else { waiting[3] };
+    assert!(
+        world.reason(never).starts_with("DependencyNeverSatisfied"),
+        "{}",
+        world.reason(never)
+    );
+    let unknown = world.handle(Input::OpenSession(
+        caller("alice"),
+        wished("x", gpus(1), after(DependencyKind::AfterOk, JobId(999))),
+    ));
+    assert_eq!(
+        unknown.expect_err("there is none").message,
+        "there is no job 999 to depend on"
+    );
+    let ring = JobUpdate {
+        conditions: Some(after(DependencyKind::AfterAny, never).conditions),
+        ..JobUpdate::default()
+    };
+    let refused = world.update("alice", never, ring).expect_err("a ring");
+    assert!(refused.message.contains("wait for itself"), "{refused:?}");
+}
+
+#[test]
+fn a_job_that_cannot_start_at_once_is_given_up_if_that_is_wished() {
+    let mut world = World::new(&["n1"]);
+    world.open("bob", open("all", gpus(8)));
+    let within = StartWish {
+        within: Some(Duration::from_secs(5)),
+        ..StartWish::default()
+    };
+    let (_, id) = world.open("alice", wished("a", gpus(1), within));
+    world.wait(Duration::from_secs(5));
+    world.must(Input::Tick);
+    assert_eq!(world.state(id), JobState::Cancelled);
+    assert!(world.reason(id).contains("--immediate"), "{}", world.reason(id));
+}
+
+#[test]
+fn an_operator_puts_a_job_before_all_others() {
+    let mut world = World::new(&["n1"]);
+    world.open("bob", open("all", for_minutes(60, 8)));
+    let (_, first) = world.open("bob", open("first", for_minutes(60, 8)));
+    let (_, second) = world.open("alice", open("second", for_minutes(60, 8)));
+    let nice = JobUpdate {
+        nice: Some(-5),
+        ..JobUpdate::default()
+    };
+    assert!(
+        world.update("alice", second, nice).is_err(),
+        "that takes an operator"
+    );
+    let top = JobUpdate {
+        top: Some(true),
+        ..JobUpdate::default()
+    };
+    for (id, other) in [(second, first), (first, second)] {
+        world.update("ops", id, top.clone()).expect("put first");
+        assert_eq!(world.broker.state().in_order(), [id, other]);
+    }
+}
+
+/// A deadline moves unless somebody was promised a start that it would make later.
+#[test]
+fn a_session_is_extended_when_nobody_is_harmed() {
+    let mut world = World::new(&["n1", "n2"]);
+    world.open("alice", open("dev", for_minutes(60, 8)));
+    world.open("alice", open("other", for_minutes(90, 8)));
+    let hour = Duration::from_hours(1);
+    world.must(Input::ExtendSession(
+        caller("alice"),
+        named("dev"),
+        Duration::from_mins(5),
+    ));
+    let (_, waits) = world.open("bob", open("waits", for_minutes(10, 8)));
+    let refused = world.handle(Input::ExtendSession(caller("alice"), named("dev"), hour));
+    let refused = refused.expect_err("bob was promised those GPUs");
+    assert_eq!(
+        refused.message,
+        format!("others wait for it: job {waits} of bob would start in 91 min and not in 66")
+    );
+    assert_eq!(
+        refused.hint,
+        "nothing can be added without it; what you have runs until its deadline"
+    );
+    // The other one is not what bob waits for.
+    world.must(Input::ExtendSession(caller("alice"), named("other"), hour));
+    // An operator decides for all.
+    world.must(Input::ExtendSession(
+        caller("ops"),
+        "dev.alice".parse().expect("a name"),
+        hour,
+    ));
+    let promise = &world.broker.state().promises[&waits];
+    assert_eq!(promise.start.since(world.now), Duration::from_secs(125 * 60 + 10));
+}

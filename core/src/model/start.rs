@@ -1,0 +1,100 @@
+//! When a job may start, beside when there is room for it.
+
+use std::fmt;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::ids::JobId;
+use super::job::JobState;
+use super::time::Timestamp;
+
+/// Dependencies of one job.
+pub const MAX_DEPENDENCIES: usize = 256;
+
+/// What has to have become of another job, as in Slurm's `--dependency`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DependencyKind {
+    /// It has started, or been cancelled.
+    After,
+    /// It is over.
+    AfterAny,
+    /// It is over, with exit code 0.
+    AfterOk,
+    /// It is over, and failed.
+    AfterNotOk,
+}
+
+impl DependencyKind {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::After, Self::AfterAny, Self::AfterOk, Self::AfterNotOk];
+
+    /// Slurm's name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::After => "after",
+            Self::AfterAny => "afterany",
+            Self::AfterOk => "afterok",
+            Self::AfterNotOk => "afternotok",
+        }
+    }
+
+    /// Whether the state of the other job is what is waited for; none: it never will be.
+    pub fn is_met(self, state: JobState, has_started: bool) -> Option<bool> {
+        match self {
+            Self::After => Some(has_started || state.is_final()),
+            Self::AfterAny => Some(state.is_final()),
+            Self::AfterOk if state.is_final() => (state == JobState::Completed).then_some(true),
+            Self::AfterNotOk if state.is_final() => (state != JobState::Completed).then_some(true),
+            Self::AfterOk | Self::AfterNotOk => Some(false),
+        }
+    }
+}
+
+/// A job that another waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Dependency {
+    /// What has to have become of it.
+    pub kind: DependencyKind,
+    /// The job.
+    pub job: JobId,
+}
+
+impl fmt::Display for Dependency {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.kind.name(), self.job)
+    }
+}
+
+/// What a job waits for by its user's wish.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Conditions {
+    /// These other jobs.
+    pub dependencies: Vec<Dependency>,
+    /// One of the dependencies is enough.
+    pub any: bool,
+    /// The end of all earlier jobs of the same name and user.
+    pub singleton: bool,
+}
+
+impl Conditions {
+    /// None.
+    pub fn is_empty(&self) -> bool {
+        self.dependencies.is_empty() && !self.singleton
+    }
+}
+
+/// What is wished for a job when it is submitted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StartWish {
+    /// Not before.
+    pub begin: Option<Timestamp>,
+    /// Not until its owner lets it go.
+    pub hold: bool,
+    /// Not before these.
+    pub conditions: Conditions,
+    /// Not at all, if not within this time.
+    pub within: Option<Duration>,
+}
