@@ -1,7 +1,7 @@
 //! Gangs over a fabric, and nodes that are asked for by name and feature.
 
 use carrel_tests::cluster::{Cluster, Options, Session};
-use carrel_tests::user::ALICE;
+use carrel_tests::user::{ALICE, ROOT};
 use serde_json::Value;
 
 /// Two trays of one rack on one switch, and before them in name, on another switch, one of another rack and a
@@ -190,4 +190,57 @@ fn a_wish_is_held_out_for_and_then_given_up() {
     let output = patient.wait();
     assert_eq!(output.stdout.trim(), "n1,n2", "{output}");
     drop(holder);
+}
+
+/// Features that an operator gives a node: asked for like its own, kept by the broker, and taken away again.
+#[test]
+fn an_operator_gives_a_node_features() {
+    let mut cluster = Cluster::start(&Options {
+        hosts: vec![None, None],
+        agent_configs: vec!["features = [\"cpu\"]"],
+        ..Options::default()
+    });
+    let feature = |cluster: &Cluster, user, changes: &[&str]| {
+        cluster
+            .carrel(user, [&["node", "feature", "n1"], changes].concat())
+            .run()
+    };
+    let on = |cluster: &Cluster, wanted: &str| {
+        let args = ["alloc", "-C", wanted, "-c", "1", "--mem", "64M", "--"];
+        cluster
+            .carrel(ALICE, args)
+            .args(["sh", "-c", "echo $SLURMD_NODENAME"])
+            .run()
+    };
+    on(&cluster, "gold").fails(2, &["no feature gold on 2 nodes"]);
+    feature(&cluster, ALICE, &["+gold"]).fails(1, &["operator"]);
+    let given = feature(&cluster, ROOT, &["+gold", "+a-b"]);
+    assert_eq!(given.code, 0, "{given}");
+    assert!(given.stderr.contains("node n1 has features a-b, gold"), "{given}");
+    cluster.broker.kill9();
+    cluster.broker.restart();
+    cluster.ready("the nodes are back", |this| on(this, "gold&a-b").stdout == "n1\n");
+    let listed = cluster.json(ALICE, ["nodes"]);
+    assert_eq!(
+        (&listed[0]["features"], &listed[1]["features"]),
+        (&serde_json::json!(["cpu"]), &serde_json::json!(["a-b", "gold"]))
+    );
+    for (changes, why) in [
+        (&["gold"][..], "write +FEATURE"),
+        (&["+"], "1 to 64 letters"),
+        (&["-silver"], "no feature silver"),
+        (&["+x", "-x"], "to be added and to be removed"),
+    ] {
+        let refused = feature(&cluster, ROOT, changes);
+        assert!(
+            refused.code != 0 && refused.stderr.contains(why),
+            "{changes:?}: {refused}"
+        );
+    }
+    cluster
+        .carrel(ROOT, ["node", "feature", "n0", "-cpu"])
+        .run()
+        .fails(2, &["the node's own configuration"]);
+    assert_eq!(feature(&cluster, ROOT, &["-gold", "-a-b"]).code, 0);
+    on(&cluster, "gold").fails(2, &["no feature gold on 2 nodes"]);
 }

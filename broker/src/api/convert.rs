@@ -213,6 +213,9 @@ pub fn node(state: &State, name: &NodeName) -> v1::Node {
         images: record.map(|record| record.images.clone()).unwrap_or_default(),
         switch_path: state.settings.fabric.path(name),
         block: block(state, name),
+        features: record
+            .map(|record| record.offer().features.iter().cloned().collect())
+            .unwrap_or_default(),
     }
 }
 

@@ -1,6 +1,6 @@
-//! Drains, resumes, adopts or removes a node.
+//! Drains, resumes, adopts or removes a node, or changes its features.
 
-use carrel_core::broker::Input;
+use carrel_core::broker::{FeatureChange, Input};
 use carrel_core::model::ids::NodeName;
 use carrel_proto::v1::{Node, NodeAction, UpdateNodeRequest};
 use tonic::Status;
@@ -37,6 +37,13 @@ pub(super) async fn update_node(call: Call, request: UpdateNodeRequest) -> Resul
                 noted.map_err(|error| Status::internal(format!("{error:#}")))?;
             }
             Input::RemoveNode(caller, name.clone())
+        }
+        Ok(NodeAction::Feature) => {
+            let change = FeatureChange {
+                add: request.add_features.into_iter().collect(),
+                remove: request.remove_features.into_iter().collect(),
+            };
+            Input::ChangeFeatures(caller, name.clone(), change)
         }
         Ok(NodeAction::Adopt) => Input::AdoptNode(caller, name.clone()),
         Ok(NodeAction::Unspecified) | Err(_) => {

@@ -138,7 +138,7 @@ async fn users_see_and_do_their_own_only() {
         bob.update_node(v1::UpdateNodeRequest {
             name: "n1".into(),
             action: 3,
-            reason: String::new(),
+            ..v1::UpdateNodeRequest::default()
         })
         .await
         .err(),

@@ -69,7 +69,7 @@ async fn a_lost_store_is_explained_and_made_good() {
     let remove = v1::UpdateNodeRequest {
         name: "n2".into(),
         action: v1::NodeAction::Remove.into(),
-        reason: String::new(),
+        ..v1::UpdateNodeRequest::default()
     };
     broker.client().await.update_node(remove).await.expect("removed");
     let cluster = host.link(&broker).await.expect("linked").exchange().await.cluster;
@@ -105,7 +105,7 @@ async fn a_lost_store_is_explained_and_made_good() {
     let take = v1::UpdateNodeRequest {
         name: "n1".into(),
         action: v1::NodeAction::Adopt.into(),
-        reason: String::new(),
+        ..v1::UpdateNodeRequest::default()
     };
     client.update_node(take).await.expect("adopted");
     // root is in this machine's name service.

@@ -73,6 +73,7 @@ async fn a_certificate_is_renewed_and_a_removed_node_is_cut_off() {
         name: "n1".into(),
         action: action.into(),
         reason: "a test".into(),
+        ..v1::UpdateNodeRequest::default()
     };
     let drained = client
         .update_node(update(v1::NodeAction::Drain))

@@ -147,6 +147,7 @@ fn entities() -> Vec<Change> {
             version: "v".into(),
             images: vec!["i".into()],
             found: Some(Timestamp(8)),
+            features: ["ib".to_owned()].into(),
         })),
         Change::PutAccount(Arc::new(Account {
             parent: Some("dept".parse().expect("a name")),

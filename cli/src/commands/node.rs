@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use carrel_core::model::features::is_feature;
 use carrel_proto::v1;
 use clap::Subcommand;
 use serde::Serialize;
@@ -15,7 +16,8 @@ use crate::{output, units, view};
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     carrel node token                       how a new host joins\n  \
-    carrel node drain h100-07 --reason 'GPU 3: ECC errors'")]
+    carrel node drain h100-07 --reason 'GPU 3: ECC errors'\n  \
+    carrel node feature h100-07 +ib -test")]
 pub struct NodeArgs {
     /// What to do.
     #[command(subcommand)]
@@ -49,6 +51,18 @@ pub enum NodeCommand {
         #[arg(value_name = "NODE")]
         node: String,
     },
+    /// Give a node features that jobs can ask for with --constraint, or take them away
+    ///
+    /// Beside those that its own configuration names. Jobs that run are not asked.
+    #[command(visible_alias = "features")]
+    Feature {
+        /// Node
+        #[arg(value_name = "NODE")]
+        node: String,
+        /// "+ib" gives, "-ib" takes away
+        #[arg(value_name = "+FEATURE|-FEATURE", required = true, value_parser = parse_change, allow_hyphen_values = true)]
+        changes: Vec<FeatureChange>,
+    },
     /// Take a node into service that came with a certificate of this cluster and that no record knows
     Adopt {
         /// Node
@@ -63,6 +77,27 @@ pub enum NodeCommand {
     },
 }
 
+/// One feature, given or taken away.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FeatureChange {
+    /// "+ib"
+    Add(String),
+    /// "-ib"
+    Remove(String),
+}
+
+fn parse_change(text: &str) -> std::result::Result<FeatureChange, String> {
+    let (change, name): (fn(String) -> FeatureChange, &str) = match text.split_at_checked(1) {
+        Some(("+", name)) => (FeatureChange::Add, name),
+        Some(("-", name)) => (FeatureChange::Remove, name),
+        Some(_) | None => return Err("write +FEATURE to give it, or -FEATURE to take it away".to_owned()),
+    };
+    if !is_feature(name) {
+        return Err("a feature's name is 1 to 64 letters, digits and . _ - = + : / @".to_owned());
+    }
+    Ok(change(name.to_owned()))
+}
+
 /// What `node token --output json` prints.
 #[derive(Debug, Serialize)]
 struct NodeToken {
@@ -74,10 +109,20 @@ struct NodeToken {
 
 /// Runs the verb.
 pub async fn run(context: &Context, args: NodeArgs) -> Result<u8> {
+    let (mut add_features, mut remove_features) = (Vec::new(), Vec::new());
     let (name, action, reason) = match args.command {
         NodeCommand::Token { node, ttl } => return token(context, node.unwrap_or_default(), ttl).await,
         NodeCommand::Drain { node, reason } => (node, v1::NodeAction::Drain, reason),
         NodeCommand::Resume { node } => (node, v1::NodeAction::Resume, String::new()),
+        NodeCommand::Feature { node, changes } => {
+            for change in changes {
+                match change {
+                    FeatureChange::Add(name) => add_features.push(name),
+                    FeatureChange::Remove(name) => remove_features.push(name),
+                }
+            }
+            (node, v1::NodeAction::Feature, String::new())
+        }
         NodeCommand::Adopt { node } => (node, v1::NodeAction::Adopt, String::new()),
         NodeCommand::Remove { node } => (node, v1::NodeAction::Remove, String::new()),
     };
@@ -86,12 +131,20 @@ pub async fn run(context: &Context, args: NodeArgs) -> Result<u8> {
         name,
         action: action.into(),
         reason,
+        add_features,
+        remove_features,
     };
     let node = client.update_node(request).await?.into_inner();
     if context.json() {
         output::json(&view::Node::from(node))?;
     } else if action == v1::NodeAction::Remove {
         say(format_args!("carrel: node {} is removed", node.name));
+    } else if action == v1::NodeAction::Feature {
+        let features = match node.features.as_slice() {
+            [] => "no features".to_owned(),
+            features => format!("features {}", features.join(", ")),
+        };
+        say(format_args!("carrel: node {} has {features}", node.name));
     } else {
         say(format_args!("carrel: node {} is {}", node.name, node.state));
     }

@@ -85,10 +85,7 @@ pub async fn run(context: &Context, args: NodesArgs) -> Result<u8> {
 const HEADER: [&str; 6] = ["NODE", "STATE", "GPUS FREE", "CPUS FREE", "MEMORY FREE", "REASON"];
 
 fn features(node: &v1::Node) -> String {
-    let inventory = node.inventory.as_ref();
-    inventory
-        .map(|inventory| inventory.features.join(","))
-        .unwrap_or_default()
+    node.features.join(",")
 }
 
 fn spot(node: &v1::Node) -> String {

@@ -132,7 +132,7 @@ impl From<v1::Node> for Node {
             images: node.images,
             unknown_containers: node.unknown,
             cpu_holders: node.cpu_holders.into_iter().map(Into::into).collect(),
-            features: inventory.features,
+            features: node.features,
             switch_path: some(node.switch_path),
             block: some(node.block),
         }

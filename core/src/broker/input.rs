@@ -1,5 +1,6 @@
 //! What comes in, and what is answered.
 
+use std::collections::BTreeSet;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -186,6 +187,8 @@ pub enum Input {
     DrainNode(Caller, NodeName, String),
     /// Take it back.
     ResumeNode(Caller, NodeName),
+    /// Give it features, or take them from it.
+    ChangeFeatures(Caller, NodeName, FeatureChange),
     /// Revoke its certificates and forget it.
     RemoveNode(Caller, NodeName),
     /// Create or change a user of the directory. By administrators, or by the
@@ -227,4 +230,13 @@ impl ResourceRequest {
         let of = |one: &Self| u64::from(one.nodes) * u64::from(one.gpus_per_node);
         self.components().map(of).sum()
     }
+}
+
+/// Features that a node gets and loses.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FeatureChange {
+    /// Those that it gets.
+    pub add: BTreeSet<String>,
+    /// Those that it loses.
+    pub remove: BTreeSet<String>,
 }

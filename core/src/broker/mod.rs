@@ -37,7 +37,7 @@ pub use check::{Violation, check};
 pub use forecast::{Choice, Plan, Start, plan, start_of};
 pub use found::{FoundJob, FoundPart, found_jobs, found_on};
 pub use index::Aside;
-pub use input::{Caller, Input, JobUpdate, OpenSession, Reply, SessionRef, SignIn};
+pub use input::{Caller, FeatureChange, Input, JobUpdate, OpenSession, Reply, SessionRef, SignIn};
 pub use order::{Priority, all_standings};
 pub use reject::{Reject, RejectKind};
 pub use rights::{Call, Inside, Needs};

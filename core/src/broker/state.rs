@@ -309,7 +309,7 @@ impl State {
     /// Puts a node in place of its former self, indexes and all.
     pub(super) fn insert_node(&mut self, node: Arc<NodeRecord>) {
         let name = node.name.clone();
-        self.hosts.set_inventory(&name, &node.inventory);
+        self.hosts.set_inventory(&name, &node.offer());
         self.nodes.insert(name.clone(), node);
         self.refresh(&name);
     }

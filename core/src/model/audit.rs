@@ -74,6 +74,8 @@ pub enum Action {
     NodeDrain,
     /// It was taken back.
     NodeResume,
+    /// Its features were changed.
+    NodeFeature,
     /// It was forgotten, and its certificates with it.
     NodeRemove,
     /// One that the store had lost was taken back.
@@ -119,6 +121,7 @@ impl Action {
         Self::HostCertificate,
         Self::NodeDrain,
         Self::NodeResume,
+        Self::NodeFeature,
         Self::NodeRemove,
         Self::NodeAdopt,
         Self::FoundAdopt,
@@ -152,6 +155,7 @@ impl Action {
             Self::HostCertificate => "host-certificate",
             Self::NodeDrain => "node-drain",
             Self::NodeResume => "node-resume",
+            Self::NodeFeature => "node-feature",
             Self::NodeRemove => "node-remove",
             Self::NodeAdopt => "node-adopt",
             Self::FoundAdopt => "found-adopt",

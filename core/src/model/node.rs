@@ -1,5 +1,8 @@
 //! Nodes, as the broker knows them.
 
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 
 use super::cpus::Binding;
@@ -36,12 +39,25 @@ pub struct NodeRecord {
     /// (the store was lost): nothing is placed on it until an operator adopts it.
     #[serde(default)]
     pub found: Option<Timestamp>,
+    /// Features that operators have given it, beside those of its own configuration.
+    #[serde(default)]
+    pub features: BTreeSet<String>,
 }
 
 impl NodeRecord {
     /// The node may come with the certificate of this serial (hexadecimal).
     pub fn accepts(&self, serial: &str) -> bool {
         !serial.is_empty() && (serial == self.certificate || serial == self.former_certificate)
+    }
+
+    /// What it has, with all of its features.
+    pub fn offer(&self) -> Cow<'_, Inventory> {
+        if self.features.is_subset(&self.inventory.features) {
+            return Cow::Borrowed(&self.inventory);
+        }
+        let mut inventory = self.inventory.clone();
+        inventory.features.extend(self.features.iter().cloned());
+        Cow::Owned(inventory)
     }
 }
 

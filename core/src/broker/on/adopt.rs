@@ -1,5 +1,6 @@
 //! What is found after the store was lost, or was replaced by an older one: operators take it over, or end it.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use crate::broker::change::Change;
@@ -38,6 +39,7 @@ impl Broker {
                 version: String::new(),
                 images: Vec::new(),
                 found: Some(now),
+                features: BTreeSet::new(),
             });
             let link = NodeLink::new(now.after(self.state.settings.lease));
             self.state.put_link(name, link);

@@ -53,6 +53,7 @@ impl Broker {
             Input::EndFound(caller, key) => self.on_end_found(&caller, key),
             Input::DrainNode(caller, node, reason) => self.on_drain(&caller, &node, Some(reason)),
             Input::ResumeNode(caller, node) => self.on_drain(&caller, &node, None),
+            Input::ChangeFeatures(caller, node, change) => self.on_change_features(&caller, &node, &change),
             Input::RemoveNode(caller, node) => self.on_remove_node(&caller, &node),
             Input::PutUser(caller, user) => self.on_put_user(caller.as_ref(), user),
             Input::SetUserRole(caller, user, role) => self.on_set_role(&caller, &user, role),

@@ -1,13 +1,15 @@
 //! How hosts become nodes, and what operators do to them.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::broker::change::Change;
 use crate::broker::desired::held_on;
-use crate::broker::input::Caller;
+use crate::broker::input::{Caller, FeatureChange};
 use crate::broker::state::NodeLink;
 use crate::broker::{Broker, Call, Effect, Reject, RejectKind, Reply};
 use crate::model::audit::{Action, AuditRecord, Origin};
+use crate::model::features::{MAX_FEATURES, is_feature};
 use crate::model::gpu::Inventory;
 use crate::model::ids::NodeName;
 use crate::model::node::NodeRecord;
@@ -95,6 +97,7 @@ impl Broker {
                 version: String::new(),
                 images: Vec::new(),
                 found: None,
+                features: BTreeSet::new(),
             },
         };
         record.found = None;
@@ -177,6 +180,56 @@ impl Broker {
         };
         self.put_node(record);
         self.audit(caller, action, format!("node {name}"), detail);
+        self.output.room = true;
+        Ok(Reply::Done)
+    }
+
+    pub(super) fn on_change_features(
+        &mut self,
+        caller: &Caller,
+        name: &NodeName,
+        change: &FeatureChange,
+    ) -> Result<Reply, Reject> {
+        caller.must(Call::UpdateNode)?;
+        let mut record = (**self.state.node_named(name)?).clone();
+        let refused = |why: String| Reject::new(RejectKind::Invalid, why);
+        for feature in change.add.iter().chain(&change.remove) {
+            if !is_feature(feature) {
+                let why = format!("{feature:?} is no feature's name");
+                return Err(refused(why).hint("1 to 64 letters, digits and . _ - = + : / @"));
+            }
+        }
+        if let Some(both) = change.add.intersection(&change.remove).next() {
+            return Err(refused(format!("{both} is to be added and to be removed")));
+        }
+        for feature in &change.remove {
+            if record.inventory.features.contains(feature) {
+                let why = format!("feature {feature} is named by the node's own configuration");
+                return Err(refused(why).hint(format!("take it out of `features` in {name}'s node.toml")));
+            }
+            if !record.features.remove(feature) {
+                return Err(Reject::new(
+                    RejectKind::NotFound,
+                    format!("node {name} has no feature {feature}"),
+                ));
+            }
+        }
+        record.features.extend(change.add.iter().cloned());
+        if record.features.len() > MAX_FEATURES {
+            let why = format!("node {name} would have more than {MAX_FEATURES} features");
+            return Err(Reject::new(RejectKind::Exhausted, why));
+        }
+        self.put_node(record);
+        let signed = |sign: char, names: &BTreeSet<String>| -> Vec<String> {
+            names.iter().map(|name| format!("{sign}{name}")).collect()
+        };
+        let detail = [signed('+', &change.add), signed('-', &change.remove)].concat();
+        self.audit(
+            caller,
+            Action::NodeFeature,
+            format!("node {name}"),
+            detail.join(" "),
+        );
         self.output.room = true;
         Ok(Reply::Done)
     }

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 
 use super::*;
+use crate::broker::FeatureChange;
 use crate::model::constraints::{Constraints, Patience};
 use crate::model::fabric::{Fabric, FabricText, SwitchText};
 use crate::model::host_list;
@@ -304,5 +305,69 @@ fn components_hold_nodes_of_their_own_all_or_none() {
     assert_eq!(
         reject.message,
         "two components name node ib2; each has nodes of its own"
+    );
+}
+
+/// An operator's features are asked for as the node's own are, outlive a restart and a report, and start who waits.
+#[test]
+fn operators_give_nodes_features() {
+    let mut world = leaves();
+    let change = |who: &str, add: &[&str], remove: &[&str]| {
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        let change = FeatureChange {
+            add: names(add),
+            remove: names(remove),
+        };
+        Input::ChangeFeatures(caller(who), node("n1"), change)
+    };
+    let gold = |name: &str| {
+        let wants = Constraints {
+            features: Some("gold".parse().expect("a feature")),
+            ..Constraints::default()
+        };
+        open(name, whole(1, wants))
+    };
+    let refused = world.handle(Input::OpenSession(caller("alice"), gold("early")));
+    assert!(refused.is_err(), "nobody has it");
+    assert_eq!(
+        kind(world.handle(change("alice", &["gold"], &[]))),
+        RejectKind::Denied
+    );
+    world.must(change("root", &["gold", "ib"], &[]));
+    let (_, first) = world.open("alice", gold("first"));
+    assert_eq!(world.nodes_of(first), ["n1"]);
+    let (_, second) = world.open("alice", gold("second"));
+    world.restart(9);
+    let seen = world.seen(first, "n1", ObservedPhase::Ready);
+    world.report("n1", vec![seen]);
+    let offer = |world: &World| world.broker.state().nodes[&node("n1")].offer().features.clone();
+    assert_eq!(offer(&world).into_iter().collect::<Vec<_>>(), ["gold", "ib"]);
+    assert_eq!(world.state(second), JobState::Pending);
+
+    for (add, remove, refusal) in [
+        (&[][..], &["silver"][..], RejectKind::NotFound),
+        (&["gold"], &["gold"], RejectKind::Invalid),
+        (&["a b"], &[], RejectKind::Invalid),
+    ] {
+        assert_eq!(kind(world.handle(change("root", add, remove))), refusal);
+    }
+    world.must(change("root", &[], &["gold"]));
+    assert_eq!(offer(&world).into_iter().collect::<Vec<_>>(), ["ib"]);
+    // What its own configuration says is not the broker's to take.
+    let own = FeatureChange {
+        remove: ["ib".to_owned()].into(),
+        ..FeatureChange::default()
+    };
+    let refused = world.handle(Input::ChangeFeatures(caller("root"), node("ib2"), own));
+    let refused = refused.expect_err("its own");
+    assert!(
+        refused.message.contains("the node's own configuration"),
+        "{refused}"
+    );
+    let many: Vec<String> = (0..65).map(|n| format!("f{n}")).collect();
+    let many: Vec<&str> = many.iter().map(String::as_str).collect();
+    assert_eq!(
+        kind(world.handle(change("root", &many, &[]))),
+        RejectKind::Exhausted
     );
 }

@@ -1,6 +1,7 @@
 //! Who may do what, and what the audit log says of it.
 
 use super::*;
+use crate::broker::FeatureChange;
 use crate::model::audit::{Action, AuditRecord, Outcome};
 
 /// Every record that a world's store got, in order.
@@ -42,6 +43,10 @@ fn roles_reach_as_far_as_the_table_says() {
             Box::new(|by| Input::DrainNode(by, node("n1"), "fan".into())),
         ),
         (Role::Operator, Box::new(|by| Input::ResumeNode(by, node("n1")))),
+        (
+            Role::Operator,
+            Box::new(|by| Input::ChangeFeatures(by, node("n1"), FeatureChange::default())),
+        ),
         (
             Role::Operator,
             Box::new(|by| {
