@@ -312,6 +312,7 @@ fn components_hold_nodes_of_their_own_all_or_none() {
 #[test]
 fn operators_give_nodes_features() {
     let mut world = leaves();
+    let kind = |result: Result<Output, Reject>| result.expect_err("a refusal").kind;
     let change = |who: &str, add: &[&str], remove: &[&str]| {
         let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
         let change = FeatureChange {
