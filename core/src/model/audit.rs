@@ -104,7 +104,7 @@ pub enum Action {
 
 impl Action {
     /// All of them.
-    pub const ALL: [Self; 28] = [
+    pub const ALL: [Self; 29] = [
         Self::BrokerStart,
         Self::JobStart,
         Self::JobEnd,
