@@ -26,6 +26,7 @@ mod shell;
 mod sign_in;
 mod signals;
 mod ssh;
+mod start;
 mod stdio;
 mod stream;
 mod terminal;

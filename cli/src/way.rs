@@ -241,6 +241,7 @@ async fn start(client: &mut Client, name: &str, patience: Duration) -> Result<()
         must_start: false,
         request_key: request::new_key(),
         ephemeral: false,
+        start: None,
     };
     let (session, _) = wait::session_of(wait::open_session(client, request).await?)?;
     let mut progress = Progress::begin();

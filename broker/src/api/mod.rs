@@ -35,6 +35,7 @@ mod share_session;
 mod sign_ssh_key;
 mod stop_session;
 mod unshare_session;
+mod update_job;
 mod update_node;
 mod watch_session;
 
@@ -205,6 +206,7 @@ calls! {
     sign_ssh_key SignSshKey: SignSshKeyRequest -> SignSshKeyResponse;
     get_job GetJob: GetJobRequest -> Job;
     list_jobs ListJobs: ListJobsRequest -> ListJobsResponse;
+    update_job UpdateJob: UpdateJobRequest -> Job;
     explain_job ExplainJob: GetJobRequest -> Explanation;
     list_nodes ListNodes: ListNodesRequest -> ListNodesResponse;
     list_found ListFound: ListFoundRequest -> ListFoundResponse;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use carrel_core::broker::{Input, OpenSession, Reply};
 use carrel_core::model::session::{ContainerOptions, SessionSpec};
-use carrel_core::model::start::StartWish;
+use carrel_proto::convert::ConvertError;
 use carrel_proto::v1::{self, OpenSessionRequest, OpenSessionResponse};
 use tonic::Status;
 
@@ -40,7 +40,7 @@ pub(super) async fn open_session(
         spec: request.spec.map(spec).transpose()?,
         must_start: request.must_start,
         request_key: request.request_key,
-        start: StartWish::default(),
+        start: request.start.unwrap_or_default().try_into().map_err(unreadable)?,
     };
     match call
         .input(Input::OpenSession(call.asker.caller.clone(), open))
@@ -63,6 +63,10 @@ pub(super) async fn open_session(
     }
 }
 
+fn unreadable(error: ConvertError) -> Status {
+    invalid(error.to_string())
+}
+
 pub(super) fn spec(spec: v1::SessionSpec) -> Result<SessionSpec, Status> {
     let resources = spec
         .resources
@@ -70,9 +74,7 @@ pub(super) fn spec(spec: v1::SessionSpec) -> Result<SessionSpec, Status> {
     image(&spec.image)?;
     directory(&spec.workdir)?;
     Ok(SessionSpec {
-        request: resources
-            .try_into()
-            .map_err(|error: carrel_proto::convert::ConvertError| invalid(error.to_string()))?,
+        request: resources.try_into().map_err(unreadable)?,
         image: spec.image,
         time_limit: Duration::from_secs(spec.time_limit_s),
         env: variables(spec.env)?,
@@ -81,10 +83,6 @@ pub(super) fn spec(spec: v1::SessionSpec) -> Result<SessionSpec, Status> {
             mounts: spec.mounts.into_iter().map(Into::into).collect(),
             root: spec.root,
         },
-        terms: spec
-            .terms
-            .unwrap_or_default()
-            .try_into()
-            .map_err(|error: carrel_proto::convert::ConvertError| invalid(error.to_string()))?,
+        terms: spec.terms.unwrap_or_default().try_into().map_err(unreadable)?,
     })
 }

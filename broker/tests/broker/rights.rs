@@ -19,6 +19,7 @@ pub async fn make(client: &mut TokenClient, call: Call) -> Option<Status> {
     calls! {
         GetCluster get_cluster;
         PlanSession plan_session;
+        UpdateJob update_job;
         OpenSession open_session;
         GetSession get_session;
         WatchSession watch_session;

@@ -21,6 +21,7 @@ use carrel_core::model::partition::{NodeSet, Partition};
 use carrel_core::model::qos::{Preemption, Qos};
 use carrel_core::model::resources::{Allocation, NodeAllocation, ResourceRequest};
 use carrel_core::model::session::{ContainerOptions, Session, SessionSpec, Share};
+use carrel_core::model::start::{Conditions, Dependency, DependencyKind};
 use carrel_core::model::terms::{Terms, TermsRequest};
 use carrel_core::model::time::Timestamp;
 use carrel_core::model::user::{ApiToken, NodeToken, Role, Scope, User};
@@ -52,6 +53,14 @@ fn job(id: u64, phase: Phase) -> Change {
         terms: Terms::default(),
         hold: None,
         begin: None,
+        conditions: Conditions {
+            dependencies: vec![Dependency {
+                kind: DependencyKind::AfterOk,
+                job: JobId(1),
+            }],
+            ..Conditions::default()
+        },
+        give_up: Some(Timestamp(9)),
         past_runs: vec![PastRun {
             started: Timestamp(1_100),
             ended: Timestamp(1_200),

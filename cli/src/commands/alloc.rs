@@ -15,6 +15,7 @@ use crate::shell::{self, Left, SSH_FAILED};
 use crate::signals::{Signal, Signals};
 use crate::ssh::access::Access;
 use crate::ssh::client::Route;
+use crate::start::StartArgs;
 use crate::terminal::{is_interactive, say, stderr_is_terminal};
 use crate::wait::{self, End, Limit};
 use crate::{output, view};
@@ -62,6 +63,9 @@ pub struct AllocArgs {
     /// What is asked for.
     #[command(flatten)]
     pub request: RequestArgs,
+    /// When.
+    #[command(flatten)]
+    pub start: StartArgs,
 }
 
 /// "At once" is the time that the broker's scheduler takes, and some.
@@ -111,6 +115,7 @@ pub async fn run(context: &Context, args: AllocArgs) -> Result<u8> {
             must_start: true,
             request_key: request::new_key(),
             ephemeral: args.name.is_none(),
+            start: args.start.wish(),
         },
     );
     let (session, _) = wait::session_of(opened.await?)?;

@@ -7,6 +7,7 @@ pub mod completion;
 pub mod explain;
 pub mod extend;
 pub mod found;
+pub mod hold;
 pub mod key;
 pub mod login;
 pub mod node;
@@ -43,6 +44,9 @@ fn works_inside(command: &Command) -> bool {
         | Command::Ssh(_)
         | Command::Attach(_)
         | Command::Nodes(_)
+        | Command::Hold(_)
+        | Command::Release(_)
+        | Command::Top(_)
         | Command::Rm(_)
         | Command::Share(_)
         | Command::Unshare(_)
@@ -80,6 +84,9 @@ pub async fn run(context: &Context, command: Command) -> Result<u8> {
         Command::Explain(args) => explain::run(context, args).await,
         Command::Extend(args) => extend::run(context, args).await,
         Command::Stop(args) => stop::run(context, args).await,
+        Command::Hold(args) => hold::hold(context, args).await,
+        Command::Release(args) => hold::release(context, args).await,
+        Command::Top(args) => hold::top(context, args).await,
         Command::Rm(args) => rm::run(context, args).await,
         Command::Share(args) => share::run(context, args).await,
         Command::Unshare(args) => share::unshare(context, args).await,

@@ -15,6 +15,7 @@ use crate::request::{self, RequestArgs};
 use crate::signals::Signals;
 use crate::ssh::access::Access;
 use crate::ssh::{client, include};
+use crate::start::StartArgs;
 use crate::terminal::say;
 use crate::wait::{self, End, Limit};
 use crate::{output, view};
@@ -45,6 +46,9 @@ pub struct OpenArgs {
     /// What is asked for.
     #[command(flatten)]
     pub request: RequestArgs,
+    /// When.
+    #[command(flatten)]
+    pub start: StartArgs,
 }
 
 /// Editors that open a folder over SSH.
@@ -229,6 +233,7 @@ async fn find_or_create(
         must_start: false,
         request_key: request::new_key(),
         ephemeral: false,
+        start: args.start.wish(),
     };
     wait::session_of(wait::open_session(client, request).await?)
 }

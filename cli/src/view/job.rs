@@ -28,6 +28,10 @@ pub struct Job {
     time_limit_seconds: u64,
     image: String,
     isolation: Option<String>,
+    account: Option<String>,
+    qos: Option<String>,
+    partition: Option<String>,
+    nice: i32,
 }
 
 /// What a job holds on one node.
@@ -104,6 +108,7 @@ pub struct Patience {
 
 impl From<v1::Job> for Job {
     fn from(job: v1::Job) -> Self {
+        let terms = job.terms.unwrap_or_default();
         Self {
             kind: job_kind(job.kind()),
             state: job_state(job.state()),
@@ -122,6 +127,10 @@ impl From<v1::Job> for Job {
             time_limit_seconds: job.time_limit_s,
             image: job.image,
             isolation: some(job.isolation),
+            account: some(terms.account),
+            qos: some(terms.qos),
+            partition: some(terms.partition),
+            nice: terms.nice,
         }
     }
 }

@@ -12,6 +12,7 @@ mod mig;
 mod observed;
 mod request;
 mod rights;
+mod start;
 mod terms;
 
 use carrel_core::model::features::BadExpression;

@@ -1,0 +1,32 @@
+//! Changes a job that waits.
+
+use std::time::Duration;
+
+use carrel_core::broker::{Input, JobUpdate, queue_position};
+use carrel_core::model::ids::JobId;
+use carrel_core::model::time::Timestamp;
+use carrel_proto::convert::ConvertError;
+use carrel_proto::v1::{Job, UpdateJobRequest};
+use tonic::Status;
+
+use super::refuse::{self, invalid};
+use super::{Call, convert};
+
+pub(super) async fn update_job(call: Call, request: UpdateJobRequest) -> Result<Job, Status> {
+    let conditions = request.conditions.map(TryInto::try_into).transpose();
+    let update = JobUpdate {
+        hold: request.hold,
+        nice: request.nice,
+        top: request.top,
+        begin: request.begin_ms.map(Timestamp::from_millis),
+        time_limit: request.time_limit_s.map(Duration::from_secs),
+        conditions: conditions.map_err(|error: ConvertError| invalid(error.to_string()))?,
+    };
+    let id = JobId(request.id);
+    call.input(Input::UpdateJob(call.asker.caller.clone(), id, update))
+        .await?;
+    let snapshot = call.snapshot();
+    let state = snapshot.state();
+    let job = state.job_for(&call.asker.caller, id).map_err(refuse::status)?;
+    Ok(convert::job(state, job, queue_position(state, job.id)))
+}
