@@ -22,6 +22,7 @@ mod lost_store;
 mod open;
 mod placement;
 mod processes;
+mod queue;
 mod resume;
 mod root;
 mod sandbox;

@@ -108,7 +108,7 @@ pub struct Patience {
 
 impl From<v1::Job> for Job {
     fn from(job: v1::Job) -> Self {
-        let terms = job.terms.unwrap_or_default();
+        let terms = job.terms.clone().unwrap_or_default();
         Self {
             kind: job_kind(job.kind()),
             state: job_state(job.state()),
