@@ -490,6 +490,10 @@ impl Broker for Service {
         }))
     }
 
+    async fn update_job(&self, _: Request<v1::UpdateJobRequest>) -> Answer<v1::Job> {
+        Self::not_here()
+    }
+
     async fn update_node(&self, _: Request<v1::UpdateNodeRequest>) -> Answer<v1::Node> {
         Self::not_here()
     }
