@@ -40,17 +40,13 @@ impl Priority {
 }
 
 impl State {
-    /// Works fair-share out anew, if that is due. Whether it was.
-    pub(super) fn refresh_standings(&mut self, now: Timestamp) -> bool {
+    /// Works fair-share out anew, if that is due, or if it knows nothing of a job that has just come. Whether it was.
+    pub(super) fn refresh_standings(&mut self, now: Timestamp, new: Option<JobId>) -> bool {
         let (at, known) = &self.standings;
-        let unknown = || {
-            let mut classes = self.pending.classes();
-            classes.any(|(_, class)| {
-                let key = &class.key;
-                !known.contains_key(&(key.terms.account.clone(), key.owner.clone()))
-            })
-        };
-        if *at != Timestamp(0) && at.after(STANDINGS_AGE) > now && !unknown() {
+        let job = new.and_then(|id| self.jobs.get(&id));
+        let member = job.map(|job| (job.terms.account.clone(), job.owner.clone()));
+        let unknown = member.is_some_and(|member| !known.contains_key(&member));
+        if *at != Timestamp(0) && at.after(STANDINGS_AGE) > now && !unknown {
             return false;
         }
         self.standings = (now, Arc::new(standings(&self.tree(now))));

@@ -85,7 +85,7 @@ impl Broker {
     /// ([`Promises`]); those behind them start if that does not move it. One that waits for something else (a limit,
     /// a node to come back) lets others pass.
     pub(super) fn schedule(&mut self, now: Timestamp) {
-        self.state.refresh_standings(now);
+        self.state.refresh_standings(now, None);
         let former = std::mem::take(&mut self.state.promises);
         let mut pass = Pass::new(now, Promises::at(now), former);
         let mut heads = BinaryHeap::new();
@@ -118,7 +118,7 @@ impl Broker {
     /// Looks at a job that has just been queued, when nothing else has changed: those before it were looked at,
     /// and have what they can have.
     pub(super) fn schedule_new(&mut self, now: Timestamp, id: JobId) {
-        let fresh = self.state.refresh_standings(now);
+        let fresh = self.state.refresh_standings(now, Some(id));
         let (Some((number, _)), Some(place)) =
             (self.state.pending.class_of(id), self.state.place_in_queue(id))
         else {
