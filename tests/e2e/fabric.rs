@@ -213,7 +213,7 @@ fn an_operator_gives_a_node_features() {
             .run()
     };
     on(&cluster, "gold").fails(2, &["no feature gold on 2 nodes"]);
-    feature(&cluster, ALICE, &["+gold"]).fails(1, &["operator"]);
+    feature(&cluster, ALICE, &["+gold"]).fails(5, &["operator"]);
     let given = feature(&cluster, ROOT, &["+gold", "+a-b"]);
     assert_eq!(given.code, 0, "{given}");
     assert!(given.stderr.contains("node n1 has features a-b, gold"), "{given}");

@@ -65,7 +65,7 @@ fn small_jobs_fill_in_and_the_gang_starts_when_it_was_promised() {
     cluster.carrel(BOB, [&fits[..], &SMALL, &command].concat()).ok();
     let too_long = ["alloc", "--gpus", "2", "-t", "10:00"];
     let refused = cluster
-        .carrel(ALICE, [&too_long[..], &SMALL, &command].concat())
+        .carrel(BOB, [&too_long[..], &SMALL, &command].concat())
         .run();
     assert_ne!(refused.code, 0, "it would have made the gang wait: {refused}");
 

@@ -82,7 +82,16 @@ fn small_jobs_fill_in_as_long_as_the_gang_is_not_later_for_it() {
         "short".parse().expect("a name"),
         None,
     ));
+    // What is being ended holds what it held until its node has said so.
+    let (_, early) = world.open("bob", open("early", for_minutes(70, 1, 1)));
+    assert_eq!(world.state(early), JobState::Pending, "{}", world.reason(early));
     world.settle(&["n1", "n2"]);
+    assert_eq!(world.state(early), JobState::Pending, "{}", world.reason(early));
+    world.must(Input::StopSession(
+        caller("bob"),
+        "early".parse().expect("a name"),
+        None,
+    ));
     let (_, long) = world.open("bob", open("long", for_minutes(70, 1, 2)));
     assert_eq!(world.state(long), JobState::Pending);
     assert_eq!(
@@ -277,4 +286,34 @@ fn a_limit_says_whose_it_is_and_who_holds_what() {
     world.store.push(record);
     world.restart(9);
     assert_eq!(before, counted(&world));
+}
+
+#[test]
+fn seconds_count_as_well_as_hours() {
+    let mut world = World::new(&["twin1", "twin2"]);
+    let small = |seconds: u64, nodes: u32, count: u32| {
+        let mut spec = for_minutes(0, nodes, count);
+        spec.time_limit = Duration::from_secs(seconds);
+        spec.request.cpus_per_node = 1;
+        spec.request.memory_bytes_per_node = 64 << 20;
+        spec
+    };
+    world.open("bob", open("first", small(40, 1, 8)));
+    world.wait(Duration::from_secs(1));
+    let (_, gang) = world.open("bob", open("gang", small(60, 2, 8)));
+    assert!(world.promised(gang).is_some());
+    let (_, fits) = world.open("bob", open("fits", small(10, 1, 2)));
+    world.settle(&["twin1", "twin2"]);
+    assert!(world.promised(gang).is_some());
+    world.wait(Duration::from_secs(1));
+    world.must(Input::StopSession(
+        caller("bob"),
+        "fits".parse().expect("a name"),
+        None,
+    ));
+    world.settle(&["twin1", "twin2"]);
+    assert!(world.state(fits).is_final());
+    assert!(world.promised(gang).is_some());
+    let (_, long) = world.open("bob", open("long", small(600, 1, 2)));
+    assert_eq!(world.state(long), JobState::Pending, "{}", world.reason(long));
 }

@@ -75,7 +75,12 @@ fn node(name: &str) -> NodeName {
 /// that feature.
 fn inventory(node: &str) -> Inventory {
     let gpus = (0..8u32).map(|index| GpuInfo {
-        uuid: format!("GPU-{node}-{index}").parse().expect("a UUID"),
+        uuid: format!(
+            "GPU-{}-{index}",
+            if node.starts_with("twin") { "twin" } else { node }
+        )
+        .parse()
+        .expect("a UUID"),
         index,
         model: "NVIDIA H100 80GB HBM3".into(),
         memory_bytes: 80 << 30,
