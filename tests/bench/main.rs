@@ -5,10 +5,13 @@
 mod chaos;
 mod flood;
 mod latency;
+mod lists;
+mod nodes;
 mod openb;
 mod pass;
 mod placement;
 mod relay;
+mod replay;
 mod report;
 mod session;
 mod throughput;
@@ -34,7 +37,9 @@ enum What {
     Placement(placement::Options),
     /// How much of a cluster stays unallocated, beside other policies.
     Openb(openb::Options),
-    /// Every pending job of a large cluster looked at once.
+    /// Waits, slowdowns and utilisation of a trace's jobs, beside other policies.
+    Replay(replay::Options),
+    /// The broker's passes over many pending jobs of a large cluster.
     Pass(pass::Options),
     /// Connections of strangers, for tests of those who listen.
     #[command(hide = true)]
@@ -58,11 +63,9 @@ fn main() -> anyhow::Result<()> {
         What::Session(options) => session::run(&options),
         What::Chaos(options) => chaos::run(&options),
         What::Placement(options) => placement::run(&options),
-        What::Pass(options) => {
-            pass::run(&options);
-            Ok(())
-        }
+        What::Pass(options) => pass::run(&options),
         What::Openb(options) => openb::run(&options),
+        What::Replay(options) => replay::run(&options),
         What::Flood(options) => flood::run(&options),
         What::PassSocket { socket } => relay::pass_socket(&socket),
         What::Pipe { socket } => relay::pipe(&socket),

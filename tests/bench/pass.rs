@@ -1,22 +1,35 @@
-//! `pass`: every pending job looked at once, in order, on a cluster that fills up meanwhile; and again after one
-//! release.
+//! `pass`: what a pass of the broker takes when many jobs wait: all of them looked at at once while the cluster fills
+//! up, after one release, and for one more job.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use anyhow::Context;
+use carrel_core::broker::{Broker, Input, Settings};
 use carrel_core::model::fabric::{BlockText, Fabric, FabricText, SwitchText};
-use carrel_core::model::gpu::{GpuInfo, Inventory};
-use carrel_core::model::ids::NodeName;
+use carrel_core::model::ids::{JobId, NodeName};
+use carrel_core::model::node::EndCause;
 use carrel_core::model::resources::ResourceRequest;
-use carrel_core::model::topology::{Link, LinkMatrix};
-use carrel_core::placement::{Assume, Hosts, Part, Recent, Room, fits, place};
+use carrel_core::model::time::Timestamp;
+use carrel_core::model::topology::Link;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
-use crate::report::figure;
+use crate::nodes::{self, Host, Nodes};
+use crate::report::{figure, quantile};
 
 /// Sizes of GPU requests, as often as they stand here.
 const SIZES: [u32; 10] = [1, 1, 1, 1, 2, 2, 4, 4, 8, 8];
+/// Time limits, hours, each as often as the others.
+const HOURS: [u64; 6] = [1, 2, 4, 8, 24, 72];
+/// Users.
+const USERS: u32 = 200;
+/// Releases and submissions that are looked at.
+const ROUNDS: usize = 20;
+/// When it begins.
+const BEGIN: Timestamp = Timestamp(1_500_000_000_000);
+/// Nodes are never out of reach.
+const EVER: Duration = Duration::from_hours(24 * 365 * 100);
 
 /// How large.
 #[derive(Debug, clap::Args)]
@@ -27,7 +40,7 @@ pub struct Options {
 }
 
 /// Runs it at two sizes.
-pub fn run(options: &Options) {
+pub fn run(options: &Options) -> anyhow::Result<()> {
     let flat = || Arc::new(Fabric::default());
     for (jobs, nodes, budget, fabric, kind) in [
         (10_000, 1_000, "<= 50", flat(), ""),
@@ -36,38 +49,131 @@ pub fn run(options: &Options) {
         (100_000, 10_000, "", leaves(10_000), ".fabric"),
     ] {
         let size = format!("{jobs}x{nodes}{kind}");
-        let mut hosts = cluster(nodes, fabric);
-        let mut random = SmallRng::seed_from_u64(options.seed);
-        let mut pending: Vec<ResourceRequest> = (0..jobs).map(|_| request(&mut random)).collect();
-        let mut recent = Recent::default();
-        for request in &pending {
-            recent.note(request);
-        }
-        hosts.expect(recent.outlook());
+        let mut bench = Bench::new(nodes, fabric, options.seed)?;
         let before = resident();
-        let mut running = Vec::new();
-        let cold = pass(&mut hosts, &mut pending, &mut running);
-        eprintln!("{size}: {} started, {} wait", running.len(), pending.len());
-        figure(&format!("pass.{size}.cold"), millis(cold), "ms", budget);
+        for _ in 0..jobs {
+            bench.submit(true)?;
+        }
         let grown = resident().saturating_sub(before);
         figure(
-            &format!("pass.{size}.memory"),
-            grown as f64 / f64::from(1 << 20),
-            "MiB",
+            &format!("pass.{size}.memory_per_job"),
+            grown as f64 / f64::from(jobs) / 1024.0,
+            "KiB",
             "",
         );
-
-        let (request, parts) = running.swap_remove(random.random_range(0..running.len()));
-        for part in &parts {
-            change(&mut hosts, part, &request, true);
+        // Their time comes, and that of no other: one pass looks at all of them.
+        bench.now = bench.now.after(Duration::from_mins(1));
+        let cold = bench.tell(Input::Tick)?;
+        let (waiting, running) = (
+            bench.broker.state().pending.len(),
+            bench.broker.state().deadlines.len(),
+        );
+        eprintln!("{size}: {running} started, {waiting} wait");
+        figure(&format!("pass.{size}.cold"), cold, "ms", budget);
+        let (mut released, mut submitted) = (Vec::new(), Vec::new());
+        for _ in 0..ROUNDS {
+            released.push(bench.release()?);
+            submitted.push(bench.submit(false)?);
         }
-        let after = pass(&mut hosts, &mut pending, &mut running);
-        figure(&format!("pass.{size}.after_release"), millis(after), "ms", budget);
+        for (name, times) in [("after_release", released), ("submit", submitted)] {
+            figure(
+                &format!("pass.{size}.{name}"),
+                quantile(&times, 0.5),
+                "ms",
+                budget,
+            );
+            figure(
+                &format!("pass.{size}.{name}.max"),
+                quantile(&times, 1.0),
+                "ms",
+                "",
+            );
+        }
     }
+    Ok(())
 }
 
-fn millis(time: Duration) -> f64 {
-    time.as_secs_f64() * 1e3
+struct Bench {
+    broker: Broker,
+    nodes: Nodes,
+    now: Timestamp,
+    random: SmallRng,
+    submitted: u64,
+}
+
+impl Bench {
+    /// Hosts of eight H100 each.
+    fn new(nodes: usize, fabric: Arc<Fabric>, seed: u64) -> anyhow::Result<Self> {
+        let mut settings = Settings {
+            lease: EVER,
+            contact_timeout: EVER,
+            fabric,
+            ..Settings::default()
+        };
+        // All come at once: the largest would come first, and a few of them fill the cluster.
+        settings.queue.weights.size = 0;
+        let host = Host {
+            gpus: 8,
+            cpus: 192,
+            memory_bytes: 2 << 40,
+            link: Link::NvLink(18),
+        };
+        let (broker, nodes) = nodes::broker(settings, (nodes as u32, host), USERS, Vec::new(), BEGIN)?;
+        Ok(Self {
+            broker,
+            nodes,
+            now: BEGIN,
+            random: SmallRng::seed_from_u64(seed),
+            submitted: 0,
+        })
+    }
+
+    /// How long it took, milliseconds.
+    fn tell(&mut self, input: Input) -> anyhow::Result<f64> {
+        let begun = Instant::now();
+        nodes::tell(&mut self.broker, self.now, input)?;
+        Ok(begun.elapsed().as_secs_f64() * 1e3)
+    }
+
+    /// One more job; `later`: not before the minute is over.
+    fn submit(&mut self, later: bool) -> anyhow::Result<f64> {
+        self.submitted += 1;
+        let request = request(&mut self.random);
+        let user = self.random.random_range(0..USERS);
+        let (caller, mut open) = nodes::wish(user, &format!("j{}", self.submitted), request)?;
+        let hours = HOURS[self.random.random_range(0..HOURS.len())];
+        if let Some(spec) = &mut open.spec {
+            spec.time_limit = Duration::from_hours(hours);
+        }
+        open.start.begin = later.then(|| BEGIN.after(Duration::from_mins(1)));
+        self.tell(Input::OpenSession(caller, open))
+    }
+
+    /// Some job ends; of a gang all nodes say so, and the longest of their reports counts.
+    fn release(&mut self) -> anyhow::Result<f64> {
+        let state = self.broker.state();
+        let running: Vec<JobId> = state.deadlines.iter().map(|(_, id)| *id).collect();
+        let id = running[self.random.random_range(0..running.len())];
+        let placed = state
+            .jobs
+            .get(&id)
+            .and_then(|job| job.placed())
+            .context("it runs")?;
+        let nodes: Vec<NodeName> = placed
+            .allocation
+            .nodes
+            .iter()
+            .map(|part| part.node.clone())
+            .collect();
+        let mut longest = 0.0_f64;
+        for node in &nodes {
+            let report = self
+                .nodes
+                .report(self.broker.state(), node, Some((id, EndCause::Exited)))?;
+            longest = longest.max(self.tell(report)?);
+        }
+        Ok(longest)
+    }
 }
 
 /// This process' resident memory, bytes.
@@ -110,46 +216,6 @@ fn leaves(nodes: usize) -> Arc<Fabric> {
     Arc::new(text.try_into().expect("a fabric"))
 }
 
-/// Hosts of eight H100 each.
-fn cluster(nodes: usize, fabric: Arc<Fabric>) -> Hosts {
-    let gpus = (0..8).map(|index| GpuInfo {
-        uuid: format!("GPU-{index}").parse().expect("a UUID"),
-        index,
-        model: "NVIDIA H100 80GB HBM3".into(),
-        memory_bytes: 80 << 30,
-        pci_address: String::new(),
-        numa_node: Some(index / 4),
-        minor: Some(index),
-        mig: None,
-        sharing: None,
-        drained: None,
-        cpu_affinity: String::new(),
-        nvlink_version: 4,
-    });
-    let inventory = Inventory {
-        cpus: 192,
-        memory_bytes: 2 << 40,
-        gpus: gpus.collect(),
-        links: LinkMatrix::from_fn(8, |_, _| Link::NvLink(18)),
-        ..Inventory::default()
-    };
-    let mut hosts = Hosts::over(fabric);
-    for n in 0..nodes {
-        let node: NodeName = format!("n{n}").parse().expect("a name");
-        hosts.set_inventory(&node, &inventory);
-        hosts.set_room(
-            &node,
-            Room {
-                gpus: 0xff,
-                cpus: inventory.cpus,
-                memory_bytes: inventory.memory_bytes,
-                ..Room::default()
-            },
-        );
-    }
-    hosts
-}
-
 /// One in ten is a gang; CPUs and memory vary, so that hosts come to differ in what is left.
 fn request(random: &mut SmallRng) -> ResourceRequest {
     let gpus = SIZES[random.random_range(0..SIZES.len())];
@@ -165,42 +231,4 @@ fn request(random: &mut SmallRng) -> ResourceRequest {
         memory_bytes_per_node: u64::from(gpus * random.random_range(16..=128)) << 30,
         ..ResourceRequest::default()
     }
-}
-
-/// Looks at every pending job once.
-fn pass(
-    hosts: &mut Hosts,
-    pending: &mut Vec<ResourceRequest>,
-    running: &mut Vec<(ResourceRequest, Vec<Part>)>,
-) -> Duration {
-    let started = Instant::now();
-    pending.retain(|request| {
-        if !fits(hosts, request, Assume::Now) {
-            return true;
-        }
-        let Ok(parts) = place(hosts, request, Assume::Now) else {
-            return true;
-        };
-        for part in &parts {
-            change(hosts, part, request, false);
-        }
-        running.push((request.clone(), parts));
-        false
-    });
-    started.elapsed()
-}
-
-/// Takes a part from its host's room, or gives it back.
-fn change(hosts: &mut Hosts, part: &Part, request: &ResourceRequest, give_back: bool) {
-    let mut room = hosts.room(&part.node).expect("a host").clone();
-    if give_back {
-        room.gpus |= part.units.gpus();
-        room.cpus += request.cpus_per_node;
-        room.memory_bytes += request.memory_bytes_per_node;
-    } else {
-        room.gpus &= !part.units.gpus();
-        room.cpus -= request.cpus_per_node;
-        room.memory_bytes -= request.memory_bytes_per_node;
-    }
-    hosts.set_room(&part.node, room);
 }
