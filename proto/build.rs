@@ -2,12 +2,13 @@
 
 use std::path::Path;
 
-const FILES: [&str; 7] = [
+const FILES: [&str; 8] = [
     "carrel/v1/types.proto",
     "carrel/v1/init.proto",
     "carrel/v1/terminal.proto",
     "carrel/v1/agent.proto",
     "carrel/v1/gateway.proto",
+    "carrel/v1/queue.proto",
     "carrel/v1/broker.proto",
     "carrel/v1/signin.proto",
 ];

@@ -37,6 +37,7 @@ pub enum Command {
     Ssh(commands::ssh::SshArgs),
     Attach(commands::attach::AttachArgs),
     Ps(commands::ps::PsArgs),
+    Queue(commands::queue::QueueArgs),
     Show(commands::show::ShowArgs),
     Nodes(commands::nodes::NodesArgs),
     Explain(commands::explain::ExplainArgs),

@@ -167,7 +167,7 @@ fn when(choice: &v1::Choice) -> String {
 }
 
 /// "4 GPUs joined by NVLink", "2 slices 1g.10gb", "4 CPUs, 8 GiB".
-fn units_of(request: &v1::ResourceRequest) -> String {
+pub fn units_of(request: &v1::ResourceRequest) -> String {
     let count = request.gpus_per_node;
     let s = if count == 1 { "" } else { "s" };
     let model = match request.gpu_model.as_str() {

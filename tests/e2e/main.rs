@@ -3,6 +3,7 @@
 //! Most tests share one cluster and own sessions in it; those that kill or
 //! starve something start a cluster of their own.
 
+mod accounts;
 mod alone;
 mod bad_input;
 mod channels;

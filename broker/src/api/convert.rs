@@ -65,6 +65,11 @@ pub fn host_principal(state: &State, session: &Session) -> String {
 
 /// A job; `position` is its place in the queue.
 pub fn job(state: &State, job: &Job, position: Option<usize>) -> v1::Job {
+    job_because(state, job, position, state_reason(state, job))
+}
+
+/// The same, with why it is in its state as it is known.
+pub fn job_because(state: &State, job: &Job, position: Option<usize>, reason: String) -> v1::Job {
     let placed = job.last_placed();
     let (ended, exit_code) = match &job.phase {
         Phase::Ended { ending, at, .. } => (Some(*at), ending.exit_code),
@@ -80,7 +85,7 @@ pub fn job(state: &State, job: &Job, position: Option<usize>) -> v1::Job {
         kind: v1::JobKind::from(job.kind).into(),
         state: v1::JobState::from(job.state()).into(),
         user: job.owner.to_string(),
-        reason: state_reason(state, job),
+        reason,
         submitted_ms: job.submitted.millis(),
         started_ms: placed.map(|placed| placed.started.millis()),
         deadline_ms: placed.map(|placed| placed.deadline.millis()),

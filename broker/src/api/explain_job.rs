@@ -1,11 +1,32 @@
 //! Why a job waits, or stands where it stands.
 
-use carrel_core::broker::{explain, queue_position};
+use carrel_core::broker::{State, explain, queue_position};
 use carrel_core::model::ids::JobId;
-use carrel_proto::v1::{Explanation, GetJobRequest, Refusal};
+use carrel_core::model::job::{Job, Phase};
+use carrel_core::model::time::Timestamp;
+use carrel_core::queue::Points;
+use carrel_proto::v1::{self, Explanation, GetJobRequest, Refusal};
 use tonic::Status;
 
 use super::{Call, convert, refuse};
+
+fn priority(state: &State, job: &Job, now: Timestamp) -> v1::Priority {
+    let priority = state.priority(job, now);
+    let level = priority.standing.map(|standing| standing.level);
+    let factor = |line: &Points| v1::PriorityFactor {
+        name: line.name.to_owned(),
+        factor: line.factor,
+        weight: line.weight,
+        points: line.points,
+    };
+    v1::Priority {
+        top: priority.top,
+        total: priority.total(),
+        factors: priority.points.iter().map(factor).collect(),
+        level_fair_share: level.filter(|level| level.is_finite()),
+        used_gpu_hours: priority.used_hours,
+    }
+}
 
 pub(super) async fn explain_job(call: Call, request: GetJobRequest) -> Result<Explanation, Status> {
     let snapshot = call.snapshot();
@@ -15,7 +36,7 @@ pub(super) async fn explain_job(call: Call, request: GetJobRequest) -> Result<Ex
         .map_err(refuse::status)?
         .clone();
     let now = call.context.clock.now();
-    let waits = job.placed().is_none();
+    let waits = matches!(job.phase, Phase::Pending);
     let explained = move || {
         let state = snapshot.state();
         let why = explain(state, &job, now);
@@ -30,11 +51,12 @@ pub(super) async fn explain_job(call: Call, request: GetJobRequest) -> Result<Ex
             summary: why.summary,
             refusals: refusals.collect(),
             ahead: why.ahead.iter().map(|id| id.0).collect(),
-            latest_start_ms: why.start.map(carrel_core::model::time::Timestamp::millis),
+            latest_start_ms: why.start.map(Timestamp::millis),
             nearest: why.nearest.unwrap_or_default(),
             seats: seats
                 .map(|(part, seat)| convert::seat(state, part, seat))
                 .collect(),
+            priority: waits.then(|| priority(state, &job, now)),
         }
     };
     // Only of what waits there is anything to foresee.

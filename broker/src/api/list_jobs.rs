@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use carrel_core::broker::State;
+use carrel_core::broker::{Reasons, State};
 use carrel_core::model::ids::JobId;
 use carrel_proto::v1::{ListJobsRequest, ListJobsResponse};
 use tonic::Status;
@@ -20,9 +20,11 @@ pub(super) async fn list_jobs(call: Call, request: ListJobsRequest) -> Result<Li
             && (request.all_users || job.owner == caller.user)
             && (request.ended || !job.state().is_final())
     });
-    let messages = wanted
-        .take(MAX_LISTED_JOBS)
-        .map(|job| convert::job(state, job, positions.get(&job.id).copied()));
+    let mut reasons = Reasons::of(state);
+    let messages = wanted.take(MAX_LISTED_JOBS).map(|job| {
+        let reason = reasons.reason(job);
+        convert::job_because(state, job, positions.get(&job.id).copied(), reason)
+    });
     let mut jobs: Vec<_> = messages.collect();
     jobs.reverse();
     Ok(ListJobsResponse { jobs })

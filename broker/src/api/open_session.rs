@@ -59,7 +59,7 @@ pub(super) async fn open_session(
                 started,
             })
         }
-        Reply::Done | Reply::Job(_) | Reply::Deadline(_) => {
+        Reply::Done | Reply::Job(_) | Reply::Told(_) | Reply::Deadline(_) => {
             Err(Status::internal("the broker's core gave another answer"))
         }
     }

@@ -7,6 +7,7 @@ use carrel_core::model::fabric::Fabric;
 use carrel_core::model::policy::Policy;
 use serde::Deserialize;
 
+use super::queue::QueueConfig;
 use super::units::{Size, Span};
 use crate::signin::oidc::OidcFile;
 
@@ -34,6 +35,7 @@ pub struct ConfigFile {
     pub(super) memory: Option<Size>,
     pub(super) admins: Option<Vec<String>>,
     pub(super) policy: Option<Policy>,
+    pub(super) queue: Option<QueueConfig>,
     pub(super) audit_retention: Option<Span>,
     pub(super) oidc: Option<OidcFile>,
     pub(super) fabric: Option<Fabric>,

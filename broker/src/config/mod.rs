@@ -1,6 +1,7 @@
 //! What an operator sets: flags and environment first, then the file, then the defaults.
 
 mod file;
+mod queue;
 mod units;
 
 use std::net::SocketAddr;
@@ -17,6 +18,7 @@ use carrel_core::placement::Reserve;
 use serde::Serialize;
 
 pub use file::ConfigFile;
+pub use queue::QueueConfig;
 pub use units::{Size, Span};
 
 use crate::signin::oidc::{OidcConfig, OidcFile};
@@ -134,6 +136,8 @@ pub struct Config {
     pub audit_retention: Span,
     /// Users who may administer the cluster.
     pub admins: Vec<UserName>,
+    /// How the queue is ordered.
+    pub queue: QueueConfig,
     /// What users may have.
     pub policy: Policy,
     /// Where people sign in, besides SSH keys and tokens.
@@ -235,6 +239,7 @@ impl Config {
             memory: file.memory.unwrap_or(Size(defaults.memory)),
             audit_retention: file.audit_retention.unwrap_or(Span(defaults.audit_retention)),
             admins,
+            queue: file.queue.unwrap_or_default(),
             policy: file.policy.unwrap_or_default(),
             oidc: file.oidc.map(OidcFile::resolve).transpose()?,
             fabric: file.fabric,
@@ -291,6 +296,7 @@ impl Config {
         if self.cpus_per_gpu == 0 || self.cpus == 0 || self.memory_per_gpu.0 == 0 || self.memory.0 == 0 {
             bail!("cpus, cpus_per_gpu, memory and memory_per_gpu are to be more than nothing");
         }
+        self.queue.check()?;
         for rule in &self.policy.mounts {
             if rule.name.is_empty() || !rule.path.starts_with('/') || rule.path.len() < 2 {
                 bail!(
@@ -325,6 +331,7 @@ impl Config {
             memory: self.memory.0,
             policy: self.policy.clone(),
             audit_retention: self.audit_retention.0,
+            queue: self.queue.settings(),
             fabric: self.fabric.clone().unwrap_or_default().into(),
             ..Settings::default()
         }
@@ -352,6 +359,8 @@ mod tests {
     fn a_printed_configuration_reads_back() {
         let config = resolve(
             "cluster = \"lab\"\nlease = \"90s\"\nmemory = \"8G\"\nadmins = [\"ann\"]\nlisten = \"none\"\n\
+             [queue]\nhalf_life = \"14d\"\ncpu_weight = 0.05\nweights.age = 5\n\
+             gpu_weights = [{ model = \"h100\", weight = 2.5 }, { model = \"h\", weight = 1 }]\n\
              [oidc]\nissuer = \"https://sso.example\"\nclient_id = \"carrel\"\ngroups = [\"gpu\"]\n\
              [[fabric.switch]]\nname = \"leaf1\"\nnodes = \"gpu[01-16]\"\n\
              [[fabric.switch]]\nname = \"spine\"\nswitches = \"leaf1\"\n\
@@ -361,6 +370,16 @@ mod tests {
         assert_eq!(resolve(&config.print().expect("TOML")).expect("the same"), config);
         assert_eq!(config.settings().lease, Duration::from_secs(90));
         assert_eq!(config.settings().memory, 8 << 30);
+        let queue = config.settings().queue;
+        assert_eq!(
+            (queue.half_life, queue.cpu_weight),
+            (Duration::from_hours(14 * 24), 50)
+        );
+        assert_eq!((queue.weights.age, queue.weights.fair_share), (5, 100_000));
+        assert_eq!(
+            queue.gpu_weights,
+            [("h100".to_owned(), 2_500), ("h".to_owned(), 1_000)]
+        );
         let node = "gpu07".parse().expect("a name");
         assert_eq!(config.settings().fabric.path(&node), "leaf1 < spine");
     }
@@ -398,6 +417,20 @@ mod tests {
             ),
             ("listen = \"here\"\n", &["listen", "0.0.0.0:7070"]),
             ("cluster = \"a b\"\n", &["cluster"]),
+            ("[queue]\nhalflife = \"1d\"\n", &["broker.toml:2:", "halflife"]),
+            ("[queue]\nhalf_life = \"1s\"\n", &["queue.half_life", "1m", "0s"]),
+            (
+                "[queue.weights]\nage = 4000000000\n",
+                &["queue.weights.age", "100000000"],
+            ),
+            ("[queue.weights]\nage = -1\n", &["broker.toml:2:", "-1"]),
+            ("[queue.weights]\nage_unit = \"0s\"\n", &["age_unit", "1m"]),
+            ("[queue]\npromises = 5000\n", &["queue.promises", "1000"]),
+            ("[queue]\ncpu_weight = -0.5\n", &["broker.toml:2:", "-0.5"]),
+            (
+                "[[queue.gpu_weights]]\nmodel = \"\"\nweight = 1\n",
+                &["gpu_weights", "model"],
+            ),
             ("[[[", &["broker.toml:1:"]),
             (
                 "[oidc]\nissuer = \"https://sso.example\"\n",

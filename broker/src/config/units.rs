@@ -101,6 +101,45 @@ impl fmt::Display for Size {
     }
 }
 
+/// A factor, 0.02 or 2.5, in thousandths.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Factor(pub u32);
+
+impl fmt::Display for Factor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", f64::from(self.0) / 1_000.0)
+    }
+}
+
+impl Serialize for Factor {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_f64(f64::from(self.0) / 1_000.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Factor {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Number;
+        impl serde::de::Visitor<'_> for Number {
+            type Value = Factor;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a factor from 0 to 1000000, such as 0.5 or 2")
+            }
+            fn visit_f64<E: serde::de::Error>(self, number: f64) -> Result<Factor, E> {
+                if (0.0..=1e6).contains(&number) {
+                    Ok(Factor((number * 1_000.0).round() as u32))
+                } else {
+                    Err(E::invalid_value(serde::de::Unexpected::Float(number), &self))
+                }
+            }
+            fn visit_i64<E: serde::de::Error>(self, number: i64) -> Result<Factor, E> {
+                self.visit_f64(number as f64)
+            }
+        }
+        deserializer.deserialize_any(Number)
+    }
+}
+
 macro_rules! as_text {
     ($name:ident, $rule:ident) => {
         impl Serialize for $name {

@@ -49,6 +49,13 @@ pub async fn make(client: &mut TokenClient, call: Call) -> Option<Status> {
         PutUser put_user;
         SetUserRole set_user_role;
         ListUsers list_users;
+        ListQueue list_queue;
+        EditAccount edit_account;
+        ListAccounts list_accounts;
+        EditQos edit_qos;
+        ListQos list_qos;
+        EditPartition edit_partition;
+        ListPartitions list_partitions;
         ReadAudit read_audit;
     }
 }

@@ -15,6 +15,7 @@ pub mod nodes;
 pub mod open;
 pub mod proxy;
 pub mod ps;
+pub mod queue;
 pub mod rm;
 pub mod share;
 pub mod show;
@@ -43,6 +44,7 @@ fn works_inside(command: &Command) -> bool {
         | Command::Open(_)
         | Command::Ssh(_)
         | Command::Attach(_)
+        | Command::Queue(_)
         | Command::Nodes(_)
         | Command::Hold(_)
         | Command::Release(_)
@@ -79,6 +81,7 @@ pub async fn run(context: &Context, command: Command) -> Result<u8> {
         Command::Ssh(args) => ssh::run(context, args).await,
         Command::Attach(args) => attach::run(context, args).await,
         Command::Ps(args) => ps::run(context, args).await,
+        Command::Queue(args) => queue::run(context, args).await,
         Command::Show(args) => show::run(context, args).await,
         Command::Nodes(args) => nodes::run(context, args).await,
         Command::Explain(args) => explain::run(context, args).await,

@@ -19,6 +19,8 @@ pub struct Explanation {
     /// Of each node the slowest link.
     worst_links: Vec<String>,
     seats: Vec<Seat>,
+    /// Of a job that waits.
+    priority: Option<super::Priority>,
 }
 
 /// What a job has, or would have, on one node.
@@ -117,6 +119,7 @@ impl From<v1::Explanation> for Explanation {
             nearest: some(why.nearest),
             worst_links: why.seats.iter().map(|seat| seat.worst_link.clone()).collect(),
             seats: why.seats.into_iter().map(Into::into).collect(),
+            priority: why.priority.map(Into::into),
         }
     }
 }

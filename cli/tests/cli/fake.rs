@@ -541,4 +541,35 @@ impl Broker for Service {
     async fn list_users(&self, _: Request<v1::ListUsersRequest>) -> Answer<v1::ListUsersResponse> {
         Self::not_here()
     }
+
+    async fn list_queue(&self, _: Request<v1::ListQueueRequest>) -> Answer<v1::ListQueueResponse> {
+        Self::not_here()
+    }
+
+    async fn edit_account(&self, _: Request<v1::EditAccountRequest>) -> Answer<v1::EditResponse> {
+        Self::not_here()
+    }
+
+    async fn list_accounts(&self, _: Request<v1::ListAccountsRequest>) -> Answer<v1::ListAccountsResponse> {
+        Self::not_here()
+    }
+
+    async fn edit_qos(&self, _: Request<v1::EditQosRequest>) -> Answer<v1::EditResponse> {
+        Self::not_here()
+    }
+
+    async fn list_qos(&self, _: Request<v1::ListQosRequest>) -> Answer<v1::ListQosResponse> {
+        Self::not_here()
+    }
+
+    async fn edit_partition(&self, _: Request<v1::EditPartitionRequest>) -> Answer<v1::EditResponse> {
+        Self::not_here()
+    }
+
+    async fn list_partitions(
+        &self,
+        _: Request<v1::ListPartitionsRequest>,
+    ) -> Answer<v1::ListPartitionsResponse> {
+        Self::not_here()
+    }
 }

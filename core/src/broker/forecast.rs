@@ -1,8 +1,10 @@
 //! When something would start: the broker's own passes, on a copy, while jobs end at their deadlines.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::Broker;
+use super::change::Change;
 use super::input::Caller;
 use super::reject::Reject;
 use super::state::State;
@@ -61,6 +63,15 @@ pub fn start_of(state: &State, job: JobId, now: Timestamp) -> Option<Start> {
     }
     let mut copy = Copy::of(state, now);
     copy.run_until(job)
+}
+
+/// When pending jobs start, those that are promised it and those of which it can be foreseen, as long as
+/// `go_on` says so: it is asked before each pass.
+pub fn starts_of(state: &State, now: Timestamp, go_on: impl FnMut() -> bool) -> BTreeMap<JobId, Timestamp> {
+    let mut starts = Copy::of(state, now).run_all(go_on);
+    let promised = state.promises.iter();
+    starts.extend(promised.map(|(job, promise)| (*job, promise.start)));
+    starts
 }
 
 /// What would come of a request of a user's.
@@ -248,20 +259,7 @@ impl Copy {
                     allocation: placed.allocation.clone(),
                 });
             }
-            let end = self.next_end_at();
-            let waits = [state.patience.get_min(), state.begins.get_min()];
-            let waits = waits
-                .into_iter()
-                .flatten()
-                .map(|(at, _)| *at)
-                .chain(state.next_pass);
-            self.now = self.now.max(end.into_iter().chain(waits).min()?);
-            self.broker.end_patience(self.now);
-            let (_, over) = self.broker.state.let_begin(self.now);
-            over.into_iter().for_each(|job| self.end(job));
-            while let Some((_, job)) = self.next_end() {
-                self.end(job);
-            }
+            self.advance()?;
         }
         None
     }
@@ -297,6 +295,46 @@ impl Copy {
                 }));
             }
         }
+    }
+
+    /// The same, until nothing waits any more: who starts when.
+    fn run_all(&mut self, mut go_on: impl FnMut() -> bool) -> BTreeMap<JobId, Timestamp> {
+        let mut starts = BTreeMap::new();
+        for _ in 0..MAX_ENDS {
+            if self.broker.state.pending.is_empty() || !go_on() {
+                break;
+            }
+            self.broker.schedule(self.now);
+            self.hasten();
+            for change in std::mem::take(&mut self.broker.output.changes) {
+                if let Change::PutJob(job) = change
+                    && let Some(placed) = job.placed()
+                {
+                    starts.entry(job.id).or_insert(placed.started);
+                }
+            }
+            if self.advance().is_none() {
+                break;
+            }
+        }
+        starts
+    }
+
+    /// Goes on to when the next job ends or asks for less; none: nothing will happen any more.
+    fn advance(&mut self) -> Option<()> {
+        let end = self.next_end_at();
+        let state = &self.broker.state;
+        let waits = [state.patience.get_min(), state.begins.get_min()];
+        let waits = waits.into_iter().flatten().map(|(at, _)| *at);
+        let waits = waits.chain(state.next_pass);
+        self.now = self.now.max(end.into_iter().chain(waits).min()?);
+        self.broker.end_patience(self.now);
+        let (_, over) = self.broker.state.let_begin(self.now);
+        over.into_iter().for_each(|job| self.end(job));
+        while let Some((_, job)) = self.next_end() {
+            self.end(job);
+        }
+        Some(())
     }
 
     /// When the next job has given back what it holds.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::state::State;
 use crate::model::account::Account;
-use crate::model::ids::JobId;
+use crate::model::ids::{AccountName, JobId};
 use crate::model::job::{Hold, Job, Phase};
 use crate::model::resources::ResourceRequest;
 use crate::model::start::{Dependency, DependencyKind};
@@ -69,6 +69,18 @@ impl State {
         if !same_place {
             self.count_anew();
         }
+        self.standings.0 = Timestamp(0);
+    }
+
+    /// Forgets an account: what was used in it counts for nobody above it any more.
+    pub(super) fn remove_account(&mut self, name: &AccountName) {
+        self.accounts.remove(name);
+        self.count_anew();
+        self.standings.0 = Timestamp(0);
+    }
+
+    /// Shares or priorities are others: fair-share is worked out anew.
+    pub(super) fn forget_order(&mut self) {
         self.standings.0 = Timestamp(0);
     }
 

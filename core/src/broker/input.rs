@@ -5,6 +5,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::edit::Edit;
 use crate::model::audit::{AuditRecord, Origin};
 use crate::model::ids::{BadName, JobId, JobKey, NodeName, SessionId, SessionName, UserName};
 use crate::model::node::Observed;
@@ -217,6 +218,8 @@ pub enum Input {
     PutUser(Option<Caller>, User),
     /// Change a user's role.
     SetUserRole(Caller, UserName, Role),
+    /// Change accounts, QOS or partitions.
+    Edit(Caller, Box<Edit>),
     /// Register a plain SSH key for the caller.
     AddSshKey(Caller, Arc<str>),
     /// Take one back.
@@ -239,6 +242,8 @@ pub enum Reply {
     /// Done.
     #[default]
     Done,
+    /// Done; and what whoever asked should know of it, a sentence each.
+    Told(Vec<String>),
     /// This session; and whether this input submitted a job.
     Session(SessionId, bool),
     /// This job was submitted.

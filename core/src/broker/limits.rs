@@ -317,7 +317,8 @@ impl State {
     }
 }
 
-fn names(by_user: BTreeMap<UserName, u64>, show: impl Fn(u64) -> String) -> String {
+/// " (alice 2, bob 1)"; empty: nobody.
+pub(super) fn names(by_user: BTreeMap<UserName, u64>, show: impl Fn(u64) -> String) -> String {
     let mut by_user: Vec<(UserName, u64)> = by_user.into_iter().collect();
     by_user.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
     let others = by_user.len().saturating_sub(MAX_NAMED);
@@ -336,7 +337,7 @@ fn names(by_user: BTreeMap<UserName, u64>, show: impl Fn(u64) -> String) -> Stri
 }
 
 /// "4", "0.5"
-fn gpus(milli: u64) -> String {
+pub(super) fn gpus(milli: u64) -> String {
     if milli % 1_000 == 0 {
         (milli / 1_000).to_string()
     } else {

@@ -10,6 +10,7 @@ mod backfill;
 mod change;
 mod check;
 mod desired;
+mod edit;
 mod forecast;
 mod found;
 mod headroom;
@@ -20,6 +21,7 @@ mod names;
 mod on;
 mod order;
 mod preempt;
+mod queued;
 mod reject;
 mod rights;
 mod schedule;
@@ -36,12 +38,14 @@ use std::sync::Arc;
 pub use backfill::Promise;
 pub use change::{Change, ClusterRecord};
 pub use check::{Violation, check};
-pub use forecast::{Choice, Plan, Start, plan, start_of};
+pub use edit::{AccountEdit, Edit, LimitsEdit, MemberEdit, PartitionEdit, PersonEdit, QosEdit, Way};
+pub use forecast::{Choice, Plan, Start, plan, start_of, starts_of};
 pub use found::{FoundJob, FoundPart, found_jobs, found_on};
 pub use headroom::ByModel;
 pub use index::Aside;
 pub use input::{Caller, FeatureChange, Input, JobUpdate, OpenSession, Reply, SessionRef, SignIn, SubmitJob};
 pub use order::{Priority, all_standings};
+pub use queued::{Queued, Reasons, queued};
 pub use reject::{Reject, RejectKind};
 pub use rights::{Call, Inside, Needs};
 pub use settings::{HeadroomSettings, PreemptionSettings, QueueSettings, Settings};
@@ -206,6 +210,26 @@ impl Broker {
         let account = Arc::new(account);
         self.state.insert_account(Arc::clone(&account));
         self.record(Change::PutAccount(account));
+    }
+
+    fn put_person(&mut self, person: crate::model::account::Person) {
+        let person = Arc::new(person);
+        self.state.people.insert(person.user.clone(), Arc::clone(&person));
+        self.record(Change::PutPerson(person));
+    }
+
+    fn put_qos(&mut self, qos: crate::model::qos::Qos) {
+        let qos = Arc::new(qos);
+        self.state.qos.insert(qos.name.clone(), Arc::clone(&qos));
+        self.record(Change::PutQos(qos));
+    }
+
+    fn put_partition(&mut self, partition: crate::model::partition::Partition) {
+        let partition = Arc::new(partition);
+        self.state
+            .partitions
+            .insert(partition.name.clone(), Arc::clone(&partition));
+        self.record(Change::PutPartition(partition));
     }
 
     fn put_cluster(&mut self) {

@@ -11,7 +11,7 @@ use crate::model::qos::MAX_PRIORITY;
 use crate::model::resources::Allocation;
 use crate::model::time::Timestamp;
 use crate::queue::fair_tree::{Branch, Standing, Standings, Who, standings};
-use crate::queue::{ClassKey, Factors, Holder, Points};
+use crate::queue::{Class, ClassKey, Factors, Holder, Points};
 
 /// How old fair-share may be: use hardly moves in less, against half-lives of days.
 const STANDINGS_AGE: Duration = Duration::from_mins(1);
@@ -157,6 +157,37 @@ impl State {
         }
     }
 
+    /// The places of a class's jobs, the next one first: the age orders them.
+    fn places<'a>(&'a self, class: &'a Class) -> impl Iterator<Item = Place> + 'a {
+        let factors = self.factors(&class.key);
+        let top = class.key.terms.top.unwrap_or(i64::MAX);
+        class.jobs.iter().map(move |(since, job)| {
+            let factors = Factors {
+                since: *since,
+                ..factors
+            };
+            let score = self.settings.queue.weights.score(&factors);
+            (top, std::cmp::Reverse(score), *since, *job)
+        })
+    }
+
+    /// Points of each of a class's jobs, in the same order.
+    pub(super) fn points<'a>(
+        &'a self,
+        class: &'a Class,
+        now: Timestamp,
+    ) -> impl Iterator<Item = (JobId, i64)> + 'a {
+        let factors = self.factors(&class.key);
+        class.jobs.iter().map(move |(since, job)| {
+            let factors = Factors {
+                since: *since,
+                ..factors
+            };
+            let lines = self.settings.queue.weights.priority(&factors, now);
+            (*job, lines.iter().map(|line| line.points).sum())
+        })
+    }
+
     /// The place of one of a class's jobs.
     pub(super) fn place_of(&self, key: &ClassKey, since: Timestamp, job: JobId) -> Place {
         let factors = Factors {
@@ -179,8 +210,7 @@ impl State {
     pub fn in_order(&self) -> Vec<JobId> {
         let mut places: Vec<Place> = Vec::with_capacity(self.pending.len());
         for (_, class) in self.pending.classes() {
-            let jobs = class.jobs.iter();
-            places.extend(jobs.map(|(since, job)| self.place_of(&class.key, *since, *job)));
+            places.extend(self.places(class));
         }
         places.sort_unstable();
         let jobs = places.into_iter().map(|(.., job)| job);
@@ -194,10 +224,7 @@ impl State {
         };
         let mut ahead: Vec<Place> = Vec::new();
         for (_, class) in self.pending.classes() {
-            // The age orders a class: those ahead of another job are the first ones.
-            let jobs = class.jobs.iter();
-            let places = jobs.map(|(since, job)| self.place_of(&class.key, *since, *job));
-            ahead.extend(places.take_while(|place| *place < own));
+            ahead.extend(self.places(class).take_while(|place| *place < own));
         }
         ahead.sort_unstable();
         ahead.into_iter().map(|(.., job)| job).collect()

@@ -41,6 +41,13 @@ pub enum Call {
     PutUser,
     SetUserRole,
     ListUsers,
+    EditAccount,
+    ListAccounts,
+    EditQos,
+    ListQos,
+    EditPartition,
+    ListPartitions,
+    ListQueue,
     ReadAudit,
 }
 
@@ -86,7 +93,7 @@ const fn needs(
 
 impl Call {
     /// All of them.
-    pub const ALL: [Self; 33] = [
+    pub const ALL: [Self; 40] = [
         Self::GetCluster,
         Self::OpenSession,
         Self::GetSession,
@@ -119,6 +126,13 @@ impl Call {
         Self::PutUser,
         Self::SetUserRole,
         Self::ListUsers,
+        Self::EditAccount,
+        Self::ListAccounts,
+        Self::EditQos,
+        Self::ListQos,
+        Self::EditPartition,
+        Self::ListPartitions,
+        Self::ListQueue,
         Self::ReadAudit,
     ];
 
@@ -164,6 +178,14 @@ impl Call {
             Self::PutUser         => needs( Admin,    Full,     Some(Admin),    None,                  No),
             Self::SetUserRole     => needs( Admin,    Full,     Some(Admin),    None,                  No),
             Self::ListUsers       => needs( User,     Read,     Some(Operator), None,                  No),
+            Self::EditAccount     => needs( Admin,    Full,     Some(Admin),    None,                  No),
+            Self::ListAccounts    => needs( User,     Read,     Some(Operator), None,                  No),
+            Self::EditQos         => needs( Admin,    Full,     Some(Admin),    None,                  No),
+            // Who may ask for a QOS or a partition has to know its name.
+            Self::ListQos         => needs( User,     Read,     Some(User),     None,                  No),
+            Self::EditPartition   => needs( Admin,    Full,     Some(Admin),    None,                  No),
+            Self::ListPartitions  => needs( User,     Read,     Some(User),     None,                  No),
+            Self::ListQueue       => needs( User,     Read,     Some(User),     None,                  No),
             Self::ReadAudit       => needs( Operator, Full,     Some(Operator), None,                  No),
         }
     }

@@ -88,6 +88,24 @@ pub enum Action {
     UserPut,
     /// A user's role was changed.
     UserRole,
+    /// An account was made or changed.
+    AccountPut,
+    /// An account was forgotten.
+    AccountDelete,
+    /// Users were put into an account, or changed there.
+    MemberPut,
+    /// Users were taken out of an account.
+    MemberRemove,
+    /// What is set for a user, whatever the account, was changed.
+    UserTerms,
+    /// A QOS was made or changed.
+    QosPut,
+    /// A QOS was forgotten.
+    QosDelete,
+    /// A partition was made or changed.
+    PartitionPut,
+    /// A partition was forgotten.
+    PartitionDelete,
     /// A session was shared.
     Share,
     /// A share was taken back.
@@ -104,7 +122,7 @@ pub enum Action {
 
 impl Action {
     /// All of them.
-    pub const ALL: [Self; 29] = [
+    pub const ALL: [Self; 38] = [
         Self::BrokerStart,
         Self::JobStart,
         Self::JobEnd,
@@ -128,6 +146,15 @@ impl Action {
         Self::FoundEnd,
         Self::UserPut,
         Self::UserRole,
+        Self::AccountPut,
+        Self::AccountDelete,
+        Self::MemberPut,
+        Self::MemberRemove,
+        Self::UserTerms,
+        Self::QosPut,
+        Self::QosDelete,
+        Self::PartitionPut,
+        Self::PartitionDelete,
         Self::Share,
         Self::Unshare,
         Self::SessionStop,
@@ -162,6 +189,15 @@ impl Action {
             Self::FoundEnd => "found-end",
             Self::UserPut => "user-put",
             Self::UserRole => "user-role",
+            Self::AccountPut => "account-put",
+            Self::AccountDelete => "account-delete",
+            Self::MemberPut => "member-put",
+            Self::MemberRemove => "member-remove",
+            Self::UserTerms => "user-terms",
+            Self::QosPut => "qos-put",
+            Self::QosDelete => "qos-delete",
+            Self::PartitionPut => "partition-put",
+            Self::PartitionDelete => "partition-delete",
             Self::Share => "share",
             Self::Unshare => "unshare",
             Self::SessionStop => "session-stop",

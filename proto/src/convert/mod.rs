@@ -10,6 +10,7 @@ mod desired;
 mod inventory;
 mod mig;
 mod observed;
+mod queue;
 mod request;
 mod rights;
 mod start;

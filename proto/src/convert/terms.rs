@@ -7,7 +7,7 @@ use super::ConvertError;
 use crate::v1;
 
 /// A name, where one is given.
-fn named<T: std::str::FromStr<Err = BadName>>(text: &str) -> Result<Option<T>, BadName> {
+pub(super) fn named<T: std::str::FromStr<Err = BadName>>(text: &str) -> Result<Option<T>, BadName> {
     if text.is_empty() {
         return Ok(None);
     }

@@ -37,7 +37,7 @@ impl World {
                     self.told.sessions.insert(id, job);
                 }
             }
-            Some(Ok(Reply::Done | Reply::Job(_) | Reply::Deadline(_))) => {}
+            Some(Ok(Reply::Done | Reply::Job(_) | Reply::Told(_) | Reply::Deadline(_))) => {}
         }
     }
 

@@ -1,14 +1,18 @@
 //! What each input does, one subject a file.
 
+mod accounts;
 mod adopt;
 mod batch;
 mod constraints;
 mod directory;
 mod end;
 mod job;
+mod limits;
 mod node;
 mod observed;
 mod open;
+mod partition;
+mod qos;
 mod session;
 mod share;
 mod tick;
@@ -61,6 +65,7 @@ impl Broker {
             Input::RemoveNode(caller, node) => self.on_remove_node(&caller, &node),
             Input::PutUser(caller, user) => self.on_put_user(caller.as_ref(), user),
             Input::SetUserRole(caller, user, role) => self.on_set_role(&caller, &user, role),
+            Input::Edit(caller, edit) => self.on_edit(&caller, *edit),
             Input::AddSshKey(caller, key) => self.on_add_ssh_key(&caller, key),
             Input::RemoveSshKey(caller, key) => self.on_remove_ssh_key(&caller, &key),
             Input::CreateToken(caller, token) => self.on_create_token(&caller, token),

@@ -1,5 +1,6 @@
 //! The state machine, seen from outside: inputs, and what they cause.
 
+mod accounts;
 mod backfill;
 mod constraints;
 mod forecast;

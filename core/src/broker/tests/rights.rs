@@ -1,7 +1,7 @@
 //! Who may do what, and what the audit log says of it.
 
 use super::*;
-use crate::broker::FeatureChange;
+use crate::broker::{AccountEdit, Edit, FeatureChange, PartitionEdit, QosEdit, Way};
 use crate::model::audit::{Action, AuditRecord, Outcome};
 
 /// Every record that a world's store got, in order.
@@ -80,6 +80,27 @@ fn roles_reach_as_far_as_the_table_says() {
         (
             Role::Admin,
             Box::new(|by| Input::SetUserRole(by, name("alice"), Role::Operator)),
+        ),
+        (
+            Role::Admin,
+            Box::new(|by| {
+                let edit = Edit::Account(name("physics"), Way::Add, AccountEdit::default());
+                Input::Edit(by, Box::new(edit))
+            }),
+        ),
+        (
+            Role::Admin,
+            Box::new(|by| {
+                let edit = Edit::Qos(name("high"), Way::Add, QosEdit::default());
+                Input::Edit(by, Box::new(edit))
+            }),
+        ),
+        (
+            Role::Admin,
+            Box::new(|by| {
+                let edit = Edit::Partition(name("gpu"), Way::Add, PartitionEdit::default());
+                Input::Edit(by, Box::new(edit))
+            }),
         ),
     ];
     for (number, (needed, make)) in guarded.iter().enumerate() {
