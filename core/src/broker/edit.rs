@@ -1,5 +1,8 @@
 //! What administrators change of accounts, QOS and partitions: what is not named stays as it is.
 
+// None: nothing is said of it; none inside: it is taken away.
+#![allow(clippy::option_option)]
+
 use std::collections::BTreeSet;
 use std::time::Duration;
 

@@ -12,7 +12,7 @@ use crate::model::resources::ResourceRequest;
 use crate::model::start::{Dependency, DependencyKind};
 use crate::model::time::Timestamp;
 use crate::placement::{Assume, Needs, fits};
-use crate::queue::{ClassKey, Tallies};
+use crate::queue::{ClassKey, Holder, Tallies, Tally};
 
 /// Why a pending job may not start, whatever is free.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,11 +62,11 @@ impl State {
     }
 
     /// Puts an account in place of its former self. Its place in the tree may be another one: everything that is
-    /// counted on accounts is counted anew.
+    /// counted on accounts is counted anew, where anything is counted on this one.
     pub(super) fn insert_account(&mut self, account: Arc<Account>) {
         let old = self.accounts.insert(account.name.clone(), Arc::clone(&account));
         let same_place = old.as_ref().map(|old| &old.parent) == Some(&account.parent);
-        if !same_place {
+        if !same_place && self.is_counted_on(&account.name) {
             self.count_anew();
         }
         self.standings.0 = Timestamp(0);
@@ -75,8 +75,15 @@ impl State {
     /// Forgets an account: what was used in it counts for nobody above it any more.
     pub(super) fn remove_account(&mut self, name: &AccountName) {
         self.accounts.remove(name);
-        self.count_anew();
+        if self.is_counted_on(name) {
+            self.count_anew();
+        }
         self.standings.0 = Timestamp(0);
+    }
+
+    /// Jobs of an account, or below it, hold something, wait, or have used something.
+    fn is_counted_on(&self, name: &AccountName) -> bool {
+        self.tallies.of(&Holder::Account(name.clone())) != Tally::default()
     }
 
     /// Shares or priorities are others: fair-share is worked out anew.

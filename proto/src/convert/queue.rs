@@ -163,6 +163,7 @@ fn way(create: bool) -> Way {
 }
 
 /// What a name is to be, where that is said; none inside: there is to be none.
+#[allow(clippy::option_option)] // As the core's edits have it.
 fn renamed<T: FromStr<Err = BadName>>(text: Option<&str>) -> Result<Option<Option<T>>, BadName> {
     text.map(named).transpose()
 }

@@ -156,25 +156,24 @@ impl SetArgs {
         }
         let done = format!("changed: {}", self.users.join(", "));
         let limits = Some(self.limits.edit());
-        let edits = match self.account {
-            Some(account) => vec![Edit::Members(v1::MembersEdit {
+        let edits = if let Some(account) = self.account {
+            vec![Edit::Members(v1::MembersEdit {
                 account,
                 users: self.users,
                 create: false,
                 shares: self.shares,
                 limits,
-            })],
-            None => {
-                let default = limits::name_of(self.default_account);
-                let person = |user| {
-                    Edit::Person(v1::PersonEdit {
-                        user,
-                        default_account: default.clone(),
-                        limits: limits.clone(),
-                    })
-                };
-                self.users.into_iter().map(person).collect()
-            }
+            })]
+        } else {
+            let default = limits::name_of(self.default_account);
+            let person = |user| {
+                Edit::Person(v1::PersonEdit {
+                    user,
+                    default_account: default.clone(),
+                    limits: limits.clone(),
+                })
+            };
+            self.users.into_iter().map(person).collect()
         };
         send(context, edits, &done).await
     }

@@ -510,3 +510,59 @@ fn users_whom_nobody_has_seen_are_told_of() {
     let alice = &world.broker.state().people[&name::<UserName>("alice")];
     assert_eq!(alice.default_account, None, "it is not theirs any more");
 }
+
+/// Reasons are those of classes, positions those of the order, starts those that were promised or are foreseen.
+#[test]
+fn the_queue_is_in_order_and_says_when() {
+    let mut settings = settings();
+    settings.queue.promises = 1;
+    let mut world = World::with(settings, &["n1"]);
+    let spec = |minutes: u64| SessionSpec {
+        time_limit: Duration::from_mins(minutes),
+        ..gpus(8)
+    };
+    world.open("alice", open("runs", spec(60)));
+    let (_, promised) = world.open("alice", open("first", spec(30)));
+    world.wait(Duration::from_secs(1));
+    let (_, foreseen) = world.open("alice", open("second", spec(30)));
+    let mut held = open("held", spec(30));
+    held.start.hold = true;
+    let (_, held) = world.open("alice", held);
+    let state = world.broker.state();
+    let queue = queued(state, world.now);
+    let shown: Vec<_> = queue
+        .iter()
+        .map(|one| (one.job.id, one.position, one.reason.as_str()))
+        .collect();
+    let behind = format!("Priority: behind job {promised}");
+    assert_eq!(shown[0], (promised, Some(1), "Resources"));
+    assert!(
+        shown[1] == (foreseen, Some(2), "Resources") || shown[1] == (foreseen, Some(2), behind.as_str()),
+        "{shown:?}"
+    );
+    assert_eq!(shown[2], (held, None, "JobHeldUser"));
+    assert!(queue[0].priority >= queue[1].priority && queue[2].priority.is_none());
+    for one in &queue[..2] {
+        let sum = state.priority(&one.job, world.now).total();
+        assert_eq!(one.priority, Some(sum), "job {}", one.job.id);
+    }
+    let starts = starts_of(state, world.now, || true);
+    assert_eq!(
+        starts.get(&promised),
+        state.promises.get(&promised).map(|promise| &promise.start)
+    );
+    assert_eq!(
+        starts.get(&foreseen).copied(),
+        start_of(state, foreseen, world.now).map(|start| start.at)
+    );
+    assert!(starts.get(&promised) < starts.get(&foreseen), "{starts:?}");
+    assert_eq!(starts.get(&held), None);
+    // Whoever has no time to wait for what is foreseen still hears what is promised.
+    let starts = starts_of(state, world.now, || false);
+    assert_eq!(starts.keys().copied().collect::<Vec<_>>(), [promised]);
+    // Reasons in full are worked out once for jobs that are equal, and are those of each.
+    let mut reasons = Reasons::of(state);
+    for one in &queue {
+        assert_eq!(reasons.reason(&one.job), state_reason(state, &one.job));
+    }
+}
