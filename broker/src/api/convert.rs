@@ -95,9 +95,12 @@ pub fn job(state: &State, job: &Job, position: Option<usize>) -> v1::Job {
             .unwrap_or(0),
         request: Some((&job.request).into()),
         time_limit_s: job.time_limit.as_secs(),
-        image: session
-            .map(|session| session.spec.image.clone())
-            .unwrap_or_default(),
+        image: match &job.batch {
+            Some(batch) => batch.image.clone(),
+            None => session
+                .map(|session| session.spec.image.clone())
+                .unwrap_or_default(),
+        },
         isolation: isolation(job)
             .map(|class| class.name().to_owned())
             .unwrap_or_default(),

@@ -59,7 +59,9 @@ pub(super) async fn open_session(
                 started,
             })
         }
-        Reply::Done | Reply::Deadline(_) => Err(Status::internal("the broker's core gave another answer")),
+        Reply::Done | Reply::Job(_) | Reply::Deadline(_) => {
+            Err(Status::internal("the broker's core gave another answer"))
+        }
     }
 }
 

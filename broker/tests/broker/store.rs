@@ -1,5 +1,6 @@
 //! The store: what is put comes back, and other files are left alone.
 
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,11 +11,12 @@ use carrel_broker::store::{
 use carrel_core::broker::{Change, ClusterRecord};
 use carrel_core::model::account::{Account, Limits, Member, Person};
 use carrel_core::model::audit::{Action, AuditRecord, Origin};
+use carrel_core::model::batch::Batch;
 use carrel_core::model::cpus::Binding;
 use carrel_core::model::gpu::Inventory;
 use carrel_core::model::ids::{ClusterId, Generation, Incarnation, JobId, SessionId};
 use carrel_core::model::job::{
-    Containment, Ending, FenceReport, Job, JobKind, JobState, PastRun, Phase, Placed, RankStatus,
+    Containment, Ending, FenceReport, Job, JobKind, JobState, Leaving, PastRun, Phase, Placed, RankStatus,
 };
 use carrel_core::model::node::NodeRecord;
 use carrel_core::model::partition::{NodeSet, Partition};
@@ -62,10 +64,20 @@ fn job(id: u64, phase: Phase) -> Change {
         },
         give_up: Some(Timestamp(9)),
         past_runs: vec![PastRun {
+            generation: Generation::first_of(6).next(),
             started: Timestamp(1_100),
             ended: Timestamp(1_200),
             billing_milli: 1_000,
+            state: JobState::Preempted,
         }],
+        requeue: true,
+        batch: Some(Arc::new(Batch {
+            command: vec!["python".into(), "train it.py".into()],
+            image: "i".into(),
+            env: BTreeMap::from([("A".into(), "b".into())]),
+            workdir: "/w".into(),
+            container: ContainerOptions::default(),
+        })),
         phase,
     }))
 }
@@ -101,6 +113,11 @@ fn entities() -> Vec<Change> {
             },
         }],
         ending: None,
+        leaving: Some(Leaving {
+            killed: Timestamp(3_000),
+            again: true,
+            for_job: Some(JobId(9)),
+        }),
     };
     let ending = Ending {
         state: JobState::Failed,

@@ -8,7 +8,7 @@
 //! This is conservative backfill (Mu'alem and Feitelson, IEEE TPDS 12(6), 2001) for the first so many jobs,
 //! with placement's own answer in place of a count of nodes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use imbl::OrdMap;
@@ -38,6 +38,8 @@ pub struct Promise {
     pub end: Timestamp,
     /// On what.
     pub allocation: Allocation,
+    /// Jobs that are ended for it.
+    pub takes_over: Vec<JobId>,
 }
 
 impl Promise {
@@ -97,7 +99,8 @@ impl Promises {
         &self.made
     }
 
-    fn by_start(&self) -> Vec<&Promise> {
+    /// All, the first start first.
+    pub fn by_start(&self) -> Vec<&Promise> {
         let mut by_start: Vec<&Promise> = self.made.iter().map(Arc::as_ref).collect();
         by_start.sort_by_key(|promise| (promise.start, promise.job));
         by_start
@@ -149,12 +152,13 @@ impl Promises {
 
     /// Promises a job the earliest start that can be kept, no later than what it was promised before; `former` is what
     /// was promised to all that have not been looked at. None has to give way so that another's promise gets better.
+    /// `ending` are jobs that end for it.
     pub fn promise(
         &mut self,
         state: &State,
-        job: &Job,
-        asked: &ResourceRequest,
+        (job, asked): (&Job, &ResourceRequest),
         former: &OrdMap<JobId, Arc<Promise>>,
+        ending: Vec<JobId>,
     ) -> Option<Arc<Promise>> {
         let kept = former.get(&job.id).filter(|former| self.holds(state, former));
         let promise = match kept {
@@ -164,15 +168,25 @@ impl Promises {
                     .values()
                     .filter(|other| other.job != job.id && !done(&other.job));
                 let others: Vec<Arc<Promise>> = others.cloned().collect();
-                let better = (self.improved < MAX_IMPROVED)
+                // What others are ended for is what it gets.
+                let better = (self.improved < MAX_IMPROVED && kept.takes_over.is_empty())
                     .then(|| self.earliest(state, job, asked, Some(kept.start), &others))
                     .flatten();
                 better.map_or_else(|| Arc::clone(kept), Arc::new)
             }
-            None => Arc::new(self.earliest(state, job, asked, None, &[])?),
+            None => Arc::new(Promise {
+                takes_over: ending,
+                ..self.earliest(state, job, asked, None, &[])?
+            }),
         };
         self.make(&promise);
         Some(promise)
+    }
+
+    /// Promises a job what others are ended for.
+    pub fn take_over(&mut self, promise: Promise) {
+        self.profile = None;
+        self.make(&Arc::new(promise));
     }
 
     fn make(&mut self, promise: &Arc<Promise>) {
@@ -188,7 +202,8 @@ impl Promises {
                 let Some(node) = state.nodes.get(&part.node) else {
                     return false;
                 };
-                let used = usage_between(state, &part.node, self.now, (former.start, former.end), &promises);
+                let span = (former.start, former.end);
+                let used = usage_between(state, &part.node, self.now, span, &promises, &BTreeSet::new());
                 let has = |unit: &crate::model::gpu_unit::GpuUnit| {
                     let mut gpus = node.inventory.gpus.iter();
                     gpus.any(|gpu| gpu.uuid == unit.gpu && gpu.drained.is_none())
@@ -241,7 +256,7 @@ impl Promises {
             let useful: Vec<&NodeName> = useful.map(|(_, node)| node).collect();
             let mut hosts = state.hosts.only(useful.iter().copied());
             for node in useful {
-                let usage = usage_between(state, node, self.now, (at, end), &promises);
+                let usage = usage_between(state, node, self.now, (at, end), &promises, &BTreeSet::new());
                 if let Some(room) = state.room_beside(node, Some(&usage)) {
                     hosts.set_room(node, room);
                 }
@@ -254,6 +269,7 @@ impl Promises {
                 start: at,
                 end,
                 allocation: state.allocation(&parts, asked),
+                takes_over: Vec::new(),
             });
         }
         None
@@ -270,20 +286,21 @@ fn tries(times: &[Timestamp]) -> impl Iterator<Item = Timestamp> + '_ {
 /// Takes from a host what must not be held from now on because it is promised.
 fn shade(state: &State, hosts: &mut Hosts, node: &NodeName, now: Timestamp, promises: &[&Promise]) {
     let until = Timestamp::MAX;
-    let usage = usage_between(state, node, now, (now, until), promises);
+    let usage = usage_between(state, node, now, (now, until), promises, &BTreeSet::new());
     if let Some(room) = state.room_beside(node, Some(&usage)) {
         hosts.set_room(node, room);
     }
 }
 
 /// What is held of a node in a time to come, by what runs now and by promises: each GPU that anybody holds in it,
-/// and the most CPUs and memory that are held at once.
-fn usage_between(
+/// and the most CPUs and memory that are held at once. Some are `gone` by then.
+pub(super) fn usage_between(
     state: &State,
     node: &NodeName,
     now: Timestamp,
     (from, until): (Timestamp, Timestamp),
     promises: &[&Promise],
+    gone: &BTreeSet<JobId>,
 ) -> NodeUsage {
     let mut usage = state
         .usage
@@ -299,7 +316,7 @@ fn usage_between(
         };
         let end = state.end_of(placed, now).unwrap_or(Timestamp::MAX);
         for part in placed.unreleased().filter(|part| part.node == *node) {
-            if end <= from {
+            if end <= from || gone.contains(id) {
                 usage.let_go(key, part);
             } else {
                 held.push((end, part.cpus.into(), part.memory_bytes));

@@ -1,15 +1,18 @@
 //! What a node is to be.
 
+use std::time::Duration;
+
 use super::state::State;
 use crate::model::ids::{JobKey, NodeName};
-use crate::model::job::{Job, Placed};
+use crate::model::job::{Job, JobKind, Placed};
 use crate::model::node::{Desired, DesiredJob, Peer, Tombstone};
 
 /// Everything that a node is to be; none for one that has not been heard of since the start.
 pub(super) fn desired(state: &State, node: &NodeName) -> Option<Desired> {
     let link = state.links.get(node)?;
     let observed = link.observed.as_ref()?;
-    let grace_ms = u64::try_from(state.settings.grace.as_millis()).unwrap_or(u64::MAX);
+    let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    let grace_ms = millis(state.settings.grace);
     let mut jobs = Vec::new();
     let mut tombstones = Vec::new();
     for id in held_on(state, node) {
@@ -19,10 +22,13 @@ pub(super) fn desired(state: &State, node: &NodeName) -> Option<Desired> {
             job: id,
             generation: placed.generation,
         };
-        match rank_on(placed, node) {
-            Some(rank) if placed.ending.is_none() => jobs.push(desired_job(state, job, placed, rank)),
-            Some(_) => tombstones.push(Tombstone { key, grace_ms }),
-            None => {}
+        match (rank_on(placed, node), &placed.ending) {
+            (Some(rank), None) => jobs.push(desired_job(state, job, placed, rank)),
+            (Some(_), Some(ending)) => tombstones.push(Tombstone {
+                key,
+                grace_ms: millis(state.grace_of(job, ending)),
+            }),
+            (None, _) => {}
         }
     }
     // What the node still has of allocations that we know to be over, or that an operator wants ended.
@@ -70,7 +76,12 @@ pub(super) fn rank_on(placed: &Placed, node: &NodeName) -> Option<usize> {
 
 /// Principals of a rank's host certificate: "1.dev.alice.carrel", and for rank 0 also "dev.alice.carrel".
 pub(super) fn host_principals(state: &State, job: &Job, rank: usize) -> Vec<String> {
-    let base = format!("{}.{}.{}", job.name, job.owner, state.settings.domain);
+    let name = match job.kind {
+        JobKind::Interactive => job.name.clone(),
+        // Its name is not its own alone.
+        JobKind::Batch => format!("job-{}", job.id),
+    };
+    let base = format!("{name}.{}.{}", job.owner, state.settings.domain);
     let own = format!("{rank}.{base}");
     if rank == 0 { vec![base, own] } else { vec![own] }
 }
@@ -78,6 +89,7 @@ pub(super) fn host_principals(state: &State, job: &Job, rank: usize) -> Vec<Stri
 fn desired_job(state: &State, job: &Job, placed: &Placed, rank: usize) -> DesiredJob {
     let part = &placed.allocation.nodes[rank];
     let session = job.session.and_then(|id| state.sessions.get(&id));
+    let batch = job.batch.as_deref();
     DesiredJob {
         key: JobKey {
             job: job.id,
@@ -86,9 +98,12 @@ fn desired_job(state: &State, job: &Job, placed: &Placed, rank: usize) -> Desire
         session: job.session,
         name: job.name.clone(),
         owner: job.owner.clone(),
-        image: session
-            .map(|session| session.spec.image.clone())
-            .unwrap_or_default(),
+        image: match batch {
+            Some(batch) => batch.image.clone(),
+            None => session
+                .map(|session| session.spec.image.clone())
+                .unwrap_or_default(),
+        },
         gpus: part.gpus.clone(),
         cpus: part.cpus,
         memory_bytes: part.memory_bytes,
@@ -99,13 +114,19 @@ fn desired_job(state: &State, job: &Job, placed: &Placed, rank: usize) -> Desire
         go: placed.ranks.iter().all(|rank| rank.ready),
         host_key: placed.ranks[rank].host_key.clone(),
         host_principals: host_principals(state, job, rank),
-        workdir: session
-            .map(|session| session.spec.workdir.clone())
-            .unwrap_or_default(),
+        workdir: match batch {
+            Some(batch) => batch.workdir.clone(),
+            None => session
+                .map(|session| session.spec.workdir.clone())
+                .unwrap_or_default(),
+        },
         ready: placed.ranks[rank].ready,
-        container: session
-            .map(|session| session.spec.container.clone())
-            .unwrap_or_default(),
+        container: match batch {
+            Some(batch) => batch.container.clone(),
+            None => session
+                .map(|session| session.spec.container.clone())
+                .unwrap_or_default(),
+        },
     }
 }
 
@@ -159,6 +180,14 @@ fn environment(state: &State, job: &Job, placed: &Placed, rank: usize) -> Vec<(S
         );
         env.push(("CARREL_SESSION".into(), session.name.to_string()));
     }
+    if let Some(batch) = &job.batch {
+        env.extend(
+            batch
+                .env
+                .iter()
+                .map(|(name, value)| (name.clone(), value.clone())),
+        );
+    }
     let mut put = |name: &str, value: String| env.push((name.to_owned(), value));
     put("CARREL_JOB_ID", job.id.to_string());
     put("CARREL_CLUSTER", state.settings.cluster_name.clone());
@@ -180,6 +209,7 @@ fn environment(state: &State, job: &Job, placed: &Placed, rank: usize) -> Vec<(S
     put("SLURM_CPUS_ON_NODE", part.cpus.to_string());
     put("SLURM_JOB_CPUS_PER_NODE", repeated(part.cpus));
     put("SLURM_MEM_PER_NODE", (part.memory_bytes >> 20).to_string());
+    put("SLURM_RESTART_COUNT", job.past_runs.len().to_string());
     put("SLURM_JOB_START_TIME", (placed.started.0 / 1000).to_string());
     put("SLURM_JOB_END_TIME", (placed.deadline.0 / 1000).to_string());
     if !part.gpus.is_empty() {

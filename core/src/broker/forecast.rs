@@ -225,6 +225,8 @@ impl Copy {
             conditions: Conditions::default(),
             give_up: None,
             past_runs: Vec::new(),
+            requeue: false,
+            batch: None,
             phase: Phase::Pending,
         };
         state
@@ -238,6 +240,7 @@ impl Copy {
     fn run_until(&mut self, wanted: JobId) -> Option<Start> {
         for _ in 0..MAX_ENDS {
             self.broker.schedule(self.now);
+            self.hasten();
             let state = &self.broker.state;
             if let Some(placed) = state.jobs.get(&wanted)?.placed() {
                 return Some(Start {
@@ -247,7 +250,11 @@ impl Copy {
             }
             let end = self.next_end_at();
             let waits = [state.patience.get_min(), state.begins.get_min()];
-            let waits = waits.into_iter().flatten().map(|(at, _)| *at);
+            let waits = waits
+                .into_iter()
+                .flatten()
+                .map(|(at, _)| *at)
+                .chain(state.next_pass);
             self.now = self.now.max(end.into_iter().chain(waits).min()?);
             self.broker.end_patience(self.now);
             let (_, over) = self.broker.state.let_begin(self.now);
@@ -257,6 +264,39 @@ impl Copy {
             }
         }
         None
+    }
+
+    /// What is ended for another one does not wait for its deadline.
+    fn hasten(&mut self) {
+        let state = &mut self.broker.state;
+        if !state.has_yielding() {
+            return;
+        }
+        let grace = state.settings.grace;
+        let running = state
+            .deadlines
+            .iter()
+            .filter_map(|(_, id)| state.jobs.get(id))
+            .cloned();
+        let running: Vec<Arc<Job>> = running.collect();
+        for job in running {
+            let Phase::Placed(placed) = &job.phase else {
+                continue;
+            };
+            let Some(leaving) = placed.leaving else { continue };
+            let grace = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
+            let deadline = Timestamp(leaving.killed.0.saturating_sub(grace));
+            if deadline < placed.deadline {
+                let phase = Phase::Placed(Placed {
+                    deadline,
+                    ..placed.clone()
+                });
+                state.insert_job(Arc::new(Job {
+                    phase,
+                    ..(*job).clone()
+                }));
+            }
+        }
     }
 
     /// When the next job has given back what it holds.
@@ -284,14 +324,14 @@ impl Copy {
             exit_code: None,
         };
         let nodes: Vec<_> = held.into_iter().flatten().map(|part| part.node).collect();
-        let ended = Job {
+        let ended = job.queued_again(self.now).unwrap_or_else(|| Job {
             phase: Phase::Ended {
                 ending,
                 at: self.now,
                 last: None,
             },
             ..(*job).clone()
-        };
+        });
         state.insert_job(Arc::new(ended));
         for node in nodes {
             state.update_link(&node, |link| {

@@ -43,6 +43,7 @@ impl State {
         }
         let decay = self.settings.queue.decay();
         self.tallies.change(&self.accounts, old.as_deref(), &job, decay);
+        self.count_by_model(old.as_deref(), &job);
         self.count_patience(old.as_deref(), &job);
         self.count_waiting(old.as_deref(), &job);
         let held = |job: &Job| job.last_placed().map(|placed| placed.allocation.nodes.clone());
@@ -280,6 +281,9 @@ impl State {
 
     /// A job's user is to be root in its containers.
     fn wants_root(&self, job: &Job) -> bool {
+        if let Some(batch) = &job.batch {
+            return batch.container.root;
+        }
         let session = job.session.and_then(|id| self.sessions.get(&id));
         session.is_some_and(|session| session.spec.container.root)
     }

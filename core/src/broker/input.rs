@@ -99,6 +99,21 @@ pub struct OpenSession {
     pub start: StartWish,
 }
 
+/// A request for a batch job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SubmitJob {
+    /// Its name.
+    pub name: SessionName,
+    /// What it runs on and in; zero CPUs, memory or time and an empty image mean the cluster's defaults.
+    pub spec: SessionSpec,
+    /// The command and its arguments.
+    pub command: Vec<String>,
+    /// It is queued again when a node of it is lost.
+    pub requeue: bool,
+    /// When it may start.
+    pub start: StartWish,
+}
+
 /// What is to be changed of a job.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JobUpdate {
@@ -125,6 +140,12 @@ pub struct JobUpdate {
 pub enum Input {
     /// Find or create a session and see that it has a live job.
     OpenSession(Caller, OpenSession),
+    /// Queue a batch job.
+    SubmitJob(Caller, Box<SubmitJob>),
+    /// End what runs of a batch job, and queue it again.
+    RequeueJob(Caller, JobId),
+    /// End a batch job, waiting or not.
+    CancelJob(Caller, JobId),
     /// Change a job that waits.
     UpdateJob(Caller, JobId, JobUpdate),
     /// Move a live job's deadline.
@@ -220,6 +241,8 @@ pub enum Reply {
     Done,
     /// This session; and whether this input submitted a job.
     Session(SessionId, bool),
+    /// This job was submitted.
+    Job(JobId),
     /// Until when a deadline now runs.
     Deadline(Timestamp),
 }

@@ -1,14 +1,17 @@
 //! One scheduling pass: gives free resources to pending jobs.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::ops::Bound::{Excluded, Unbounded};
 use std::sync::Arc;
+use std::time::Duration;
 
 use imbl::OrdMap;
 
 use super::audit::{job_subject, units};
 use super::backfill::{Promise, Promises};
+use super::headroom::Headroom;
+use super::preempt::Yielding;
 use super::state::State;
 use super::usage::NodeUsage;
 use super::{Broker, Reject, RejectKind};
@@ -16,8 +19,9 @@ use crate::model::audit::Action;
 use crate::model::gpu::GpuInfo;
 use crate::model::gpu_unit::Slice;
 use crate::model::ids::{GpuUuid, JobId, JobKey, NodeName, PartitionName, SessionId, UserName};
-use crate::model::job::{Job, Phase, Placed, RankStatus};
+use crate::model::job::{Ending, Job, JobState, Phase, Placed, RankStatus};
 use crate::model::node::ObservedJob;
+use crate::model::qos::Preemption;
 use crate::model::resources::{Allocation, ResourceRequest, UnitRequest};
 use crate::model::session::SessionSpec;
 use crate::model::terms::Terms;
@@ -26,7 +30,10 @@ use crate::placement::{
     Assume, Cut, Hosts, MAX_GPUS, MigLayout, MigRoom, Needs, Part, PartRoom, Room, WhyNot, fits, place,
     room_of_shares,
 };
-use crate::queue::{ClassKey, Wait};
+use crate::queue::{ClassKey, Kept, Wait};
+
+/// Interactive demand is looked at anew after so long while somebody waits for what is kept for it.
+const HEADROOM_AGE: Duration = Duration::from_mins(10);
 
 /// What the job at the head of a class leads to.
 enum Next {
@@ -56,6 +63,11 @@ struct Pass {
     former: OrdMap<JobId, Arc<Promise>>,
     /// What does not fit on what is free, which only becomes less; and whether it would were all free.
     unfit: BTreeMap<ResourceRequest, Vec<(ClassNeeds, bool)>>,
+    /// Who may be ended for others.
+    yielding: Yielding,
+    headroom: Headroom,
+    /// Somebody waits for what is kept for interactive jobs.
+    kept_out: bool,
 }
 
 impl Pass {
@@ -65,6 +77,9 @@ impl Pass {
             promises,
             former,
             unfit: BTreeMap::new(),
+            yielding: Yielding::default(),
+            headroom: Headroom::default(),
+            kept_out: false,
         }
     }
 
@@ -88,6 +103,15 @@ impl Broker {
         self.state.refresh_standings(now);
         let former = std::mem::take(&mut self.state.promises);
         let mut pass = Pass::new(now, Promises::at(now), former);
+        pass.yielding = Yielding::of(&self.state, now);
+        // What others are being ended for, nobody else gets in between.
+        let takers = pass.yielding.takers(pass.former.values().map(Arc::as_ref));
+        for id in &takers {
+            if let Some((number, _)) = self.state.pending.class_of(*id) {
+                self.consider(&mut pass, *id, number);
+            }
+        }
+        let promised: BTreeSet<JobId> = pass.promises.made().iter().map(|promise| promise.job).collect();
         let mut heads = BinaryHeap::new();
         for (number, class) in self.state.pending.classes() {
             if let Some((since, job)) = class.jobs.get_min() {
@@ -97,7 +121,11 @@ impl Broker {
         }
         while let Some(Reverse((place, number))) = heads.pop() {
             let (.., since, id) = place;
-            match self.consider(&mut pass, id, number) {
+            let next = match promised.contains(&id) {
+                true => Next::Job,
+                false => self.consider(&mut pass, id, number),
+            };
+            match next {
                 Next::Class => {}
                 Next::Job => {
                     let Some(class) = self.state.pending.class(number) else {
@@ -113,6 +141,8 @@ impl Broker {
         }
         let made = pass.promises.made().iter();
         self.state.promises = made.map(|promise| (promise.job, Arc::clone(promise))).collect();
+        let headroom = pass.kept_out.then(|| now.after(HEADROOM_AGE));
+        self.state.next_pass = pass.yielding.next_look(now).into_iter().chain(headroom).min();
     }
 
     /// Looks at a job that has just been queued, when nothing else has changed: those before it were looked at,
@@ -141,6 +171,8 @@ impl Broker {
             let mut pass = Pass::new(now, Promises::of(now, made), OrdMap::new());
             self.consider_alone(&mut pass, id, number);
         }
+        let job = self.state.jobs.get(&id);
+        let preempts = job.is_some_and(|job| self.state.may_preempt(job)) && self.state.has_yielding();
         let started = !self.state.pending.contains(id);
         // Who was promised something behind it is told anew; and it may be promised something itself.
         let blocked = self
@@ -148,7 +180,8 @@ impl Broker {
             .pending
             .class(number)
             .is_some_and(|class| matches!(class.why, Some(Wait::Resources | Wait::Priority(_))));
-        self.output.room |= fresh || (started && outranks) || (!started && blocked && (outranks || has_room));
+        self.output.room |=
+            fresh || (started && outranks) || (!started && blocked && (outranks || has_room || preempts));
     }
 
     /// Starts a job if it may, and says why it waits if not, but promises nothing.
@@ -176,10 +209,18 @@ impl Broker {
                     .map(|session| self.kept_on(session))
                     .unwrap_or_default();
                 let hosts = pass.promises.hosts_until(state, until).unwrap_or(&state.hosts);
-                if let Ok(allocation) = find_place_on(state, hosts, needs, &kept) {
-                    let nodes = self.give(pass.now, &job, allocation);
-                    pass.promises.given(&self.state, &nodes);
-                    return None;
+                match beside_headroom(state, &mut pass.headroom, pass.now, hosts, (&job, needs, &kept)) {
+                    Ok(allocation) => {
+                        let nodes = self.give(pass.now, &job, allocation);
+                        pass.promises.given(&self.state, &nodes);
+                        return None;
+                    }
+                    Err(Some(kept)) => {
+                        pass.kept_out = true;
+                        self.state.pending.set_why(number, Wait::Headroom(Box::new(kept)));
+                        return None;
+                    }
+                    Err(None) => {}
                 }
                 let ahead = pass.promises.before(until).map(|promise| promise.job);
                 let why = ahead.map_or(Wait::Resources, Wait::Priority);
@@ -213,14 +254,54 @@ impl Broker {
                 Next::Job
             };
         };
+        let asked = self.state.asked_now(&job).into_owned();
+        if self.take_over(pass, &job, &asked) {
+            return Next::Job;
+        }
         if pass.promises.made().len() >= self.state.settings.queue.promises as usize {
             return Next::Class;
         }
-        let asked = self.state.asked_now(&job).into_owned();
-        match pass.promises.promise(&self.state, &job, &asked, &pass.former) {
+        let ending = pass.yielding.ending_for(id);
+        match pass
+            .promises
+            .promise(&self.state, (&job, &asked), &pass.former, ending)
+        {
             Some(_) => Next::Job,
             None => Next::Class,
         }
+    }
+
+    /// Ends jobs that give way so that this one can start, if that is what it takes, and promises it their place.
+    fn take_over(&mut self, pass: &mut Pass, job: &Job, asked: &ResourceRequest) -> bool {
+        let found = pass
+            .yielding
+            .look(&self.state, &pass.promises, pass.now, (job, asked));
+        let kept_out = |headroom: &mut Headroom, allocation: &Allocation| {
+            headroom
+                .in_the_way(&self.state, pass.now, job, allocation)
+                .is_some()
+        };
+        let Some(found) = found.filter(|found| !kept_out(&mut pass.headroom, &found.promise.allocation))
+        else {
+            return false;
+        };
+        for victim in &found.victims {
+            let yields = self
+                .state
+                .jobs
+                .get(victim)
+                .and_then(|victim| self.state.gives_way(victim));
+            let ending = Ending {
+                state: JobState::Preempted,
+                reason: format!("gave way to job {} of {}", job.id, job.owner),
+                exit_code: None,
+            };
+            let again = yields == Some(Preemption::Requeue);
+            self.begin_end(pass.now, *victim, ending, again, Some(job.id));
+        }
+        pass.yielding.taken(&found);
+        pass.promises.take_over(found.promise);
+        true
     }
 
     fn kept_on(&self, session: SessionId) -> Vec<NodeName> {
@@ -243,6 +324,7 @@ impl Broker {
             started: now,
             deadline: now.after(job.time_limit),
             ending: None,
+            leaving: None,
         };
         let detail = units(&placed);
         self.audit_own(
@@ -335,6 +417,34 @@ fn find_place_on(
     let there = needs.request.all_nodes() == 1 && fits(&kept, needs, Assume::Now);
     let parts = place(if there { &kept } else { hosts }, needs, Assume::Now)?;
     Ok(state.allocation(&parts, needs.request))
+}
+
+/// A place that leaves what is kept for interactive jobs; else what of it is in the way, if it is that.
+fn beside_headroom(
+    state: &State,
+    headroom: &mut Headroom,
+    now: Timestamp,
+    hosts: &Hosts,
+    (job, needs, kept_on): (&Job, Needs<'_>, &[NodeName]),
+) -> Result<Allocation, Option<Kept>> {
+    let mut models = BTreeSet::new();
+    let mut first = None;
+    let mut others = None;
+    loop {
+        let hosts = others.as_ref().unwrap_or(hosts);
+        let Ok(allocation) = find_place_on(state, hosts, needs, kept_on) else {
+            return Err(first);
+        };
+        let Some(kept) = headroom.in_the_way(state, now, job, &allocation) else {
+            return Ok(allocation);
+        };
+        // Another model may do as well.
+        if !models.insert(kept.model.clone()) {
+            return Err(first);
+        }
+        others = Some(hosts.only(state.nodes_without(&models)));
+        first.get_or_insert(kept);
+    }
 }
 
 /// The request fits on the nodes that are reachable and in service, were all of them free.

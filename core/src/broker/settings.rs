@@ -97,6 +97,54 @@ pub struct QueueSettings {
     pub promises: u32,
     /// Jobs run on somebody's account only: who is in none has no place to run them.
     pub accounts_required: bool,
+    /// When jobs give way to others.
+    pub preemption: PreemptionSettings,
+    /// What is kept for interactive jobs.
+    pub headroom: HeadroomSettings,
+}
+
+/// What protects jobs that give way to others.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PreemptionSettings {
+    /// A job has run for so long before it is ended for another.
+    pub min_runtime: Duration,
+    /// So often in a row; then it runs to its end.
+    pub max_preemptions: u32,
+}
+
+impl Default for PreemptionSettings {
+    fn default() -> Self {
+        Self {
+            min_runtime: Duration::from_mins(10),
+            max_preemptions: 5,
+        }
+    }
+}
+
+/// How many GPUs of each model batch jobs that do not give way leave to interactive ones.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct HeadroomSettings {
+    /// So many at least.
+    pub floor: u32,
+    /// So many of a hundred at most; 0: none are kept, whatever the floor.
+    pub ceiling_percent: u32,
+    /// Thousandths of interactive jobs that may find too few.
+    pub blocking_milli: u32,
+    /// After so long half of what was asked for is forgotten.
+    pub half_life: Duration,
+}
+
+impl Default for HeadroomSettings {
+    fn default() -> Self {
+        Self {
+            floor: 0,
+            ceiling_percent: 25,
+            blocking_milli: 50,
+            half_life: Duration::from_hours(12),
+        }
+    }
 }
 
 impl Default for QueueSettings {
@@ -109,6 +157,8 @@ impl Default for QueueSettings {
             cpu_weight: 20,
             promises: 32,
             accounts_required: false,
+            preemption: PreemptionSettings::default(),
+            headroom: HeadroomSettings::default(),
         }
     }
 }

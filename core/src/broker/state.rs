@@ -6,6 +6,7 @@ use imbl::{OrdMap, OrdSet};
 
 use super::backfill::Promise;
 use super::change::{Change, ClusterRecord};
+use super::headroom::ByModel;
 use super::settings::Settings;
 use super::usage::NodeUsage;
 use crate::model::account::Person;
@@ -80,6 +81,10 @@ pub struct State {
     pub dependents: OrdMap<JobId, OrdSet<JobId>>,
     /// When and where the first of the pending jobs start at the latest, as the last pass found it.
     pub promises: OrdMap<JobId, Arc<Promise>>,
+    /// When the next pass is due though nothing happens.
+    pub next_pass: Option<Timestamp>,
+    /// What jobs hold of each model of GPU.
+    pub by_model: ByModel,
     /// What jobs hold and have used on each account.
     pub tallies: Tallies,
     /// Fair-share, and when it was worked out.
@@ -193,6 +198,8 @@ impl State {
             begins: OrdSet::new(),
             dependents: OrdMap::new(),
             promises: OrdMap::new(),
+            next_pass: None,
+            by_model: ByModel::default(),
             tallies: Tallies::default(),
             standings: (Timestamp(0), Arc::default()),
             deadlines: OrdSet::new(),
@@ -400,9 +407,8 @@ impl State {
 
     /// An allocation of ours that was given and is over, or is over on the node that speaks of it.
     pub(super) fn is_over(&self, stranger: &ObservedJob) -> bool {
-        let known = self.jobs.get(&stranger.key.job).and_then(|job| job.last_placed());
-        stranger.cluster == self.cluster.id
-            && known.is_some_and(|placed| placed.generation == stranger.key.generation)
+        let known = self.jobs.get(&stranger.key.job);
+        stranger.cluster == self.cluster.id && known.is_some_and(|job| job.had(stranger.key.generation))
     }
 
     /// Found jobs that an operator wants ended on a node.
@@ -461,7 +467,7 @@ impl State {
         let waits = [self.patience.get_min(), self.begins.get_min()];
         let patience = waits.into_iter().flatten().map(|(at, _)| *at);
         let trim = self.audit_trimmed.after(super::on::AUDIT_TRIM);
-        let jobs = job.into_iter().chain(patience);
+        let jobs = job.into_iter().chain(patience).chain(self.next_pass);
         jobs.chain(nodes).chain(tokens).chain([trim]).min()
     }
 }

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::state::State;
 use crate::model::gpu_unit::{GpuUnit, Slice, WHOLE_MILLI};
 use crate::model::ids::{GpuUuid, JobKey};
-use crate::model::job::{Job, Placed};
+use crate::model::job::{Ending, Job, JobState, Placed};
 use crate::model::resources::NodeAllocation;
 use crate::model::time::Timestamp;
 
@@ -74,12 +75,20 @@ impl State {
     /// When a job that holds something has given it back, as far as its own time goes; none: its time has no end.
     pub(super) fn end_of(&self, placed: &Placed, now: Timestamp) -> Option<Timestamp> {
         let grace = self.settings.grace;
-        let end = match placed.ending {
-            // What is being ended does not wait for its deadline.
-            Some(_) => placed.deadline.min(now),
-            None => placed.deadline,
-        };
-        (end < Timestamp::MAX).then(|| end.max(now).after(grace))
+        match placed.leaving {
+            // What is being ended does not wait for its deadline. What should be gone is, a little later.
+            Some(leaving) if leaving.killed > now => Some(leaving.killed),
+            Some(_) => Some(now.after(grace)),
+            None => (placed.deadline < Timestamp::MAX).then(|| placed.deadline.max(now).after(grace)),
+        }
+    }
+
+    /// Between the terminate signal and the kill of a job that ends in this way.
+    pub(super) fn grace_of(&self, job: &Job, ending: &Ending) -> Duration {
+        let qos = self.qos.get(&job.terms.qos);
+        let own = qos.and_then(|qos| qos.grace);
+        own.filter(|_| ending.state == JobState::Preempted)
+            .unwrap_or(self.settings.grace)
     }
 
     /// Counts what a job holds of nodes, or takes it out.

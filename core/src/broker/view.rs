@@ -92,6 +92,7 @@ fn pending_reason(state: &State, job: &Job) -> String {
     let Some(why) = class.and_then(|class| class.why.as_ref()) else {
         return "None".to_owned();
     };
+    let takes_over = takes_over(state, job);
     let asked = state.asked_now(job);
     let needs = state.needs(job, &asked);
     let lacks = || match find_place(state, needs, &[]) {
@@ -99,6 +100,9 @@ fn pending_reason(state: &State, job: &Job) -> String {
         Err(why) => summary(&why),
     };
     match why {
+        Wait::Resources | Wait::Priority(_) if takes_over.is_some() => {
+            format!("Resources: takes over from {}", takes_over.unwrap_or_default())
+        }
         Wait::Resources => format!("Resources: {}", lacks()),
         Wait::Nodes => format!("ReqNodeNotAvail: {}", lacks()),
         Wait::Wish => match holds_out(state, job, needs) {
@@ -107,7 +111,27 @@ fn pending_reason(state: &State, job: &Job) -> String {
         },
         Wait::Priority(ahead) => format!("Priority: what it could have is promised to job {ahead}"),
         Wait::Limit(reached) => state.say_limit(reached, state.ticked),
+        Wait::Headroom(kept) => format!(
+            "Headroom: {} of {} {} are kept for interactive jobs",
+            kept.kept, kept.of, kept.model
+        ),
     }
+}
+
+/// From whom a job takes over, and when: "jobs 12 and 13 in 10 s".
+fn takes_over(state: &State, job: &Job) -> Option<String> {
+    let promise = state.promises.get(&job.id)?;
+    let mut victims = promise
+        .takes_over
+        .iter()
+        .map(ToString::to_string)
+        .collect::<Vec<_>>();
+    let last = victims.pop()?;
+    let seconds = promise.start.since(state.ticked).as_millis().div_ceil(1_000);
+    Some(match victims.is_empty() {
+        true => format!("job {last} in {seconds} s"),
+        false => format!("jobs {} and {last} in {seconds} s", victims.join(", ")),
+    })
 }
 
 /// Whether what a node says of a job is why the job has ended: it has nothing to say of the release.

@@ -1,8 +1,10 @@
-//! Jobs: the unit of scheduling. A job runs once.
+//! Jobs: the unit of scheduling. An allocation of a job runs once; a job may have one after another.
 
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 use std::time::Duration;
 
+use super::batch::Batch;
 use super::cpus::Binding;
 use super::ids::{Generation, JobId, JobKey, SessionId, UserName};
 use super::resources::{Allocation, ResourceRequest};
@@ -128,6 +130,17 @@ pub struct RankStatus {
     pub binding: Binding,
 }
 
+/// How a job that is being ended goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Leaving {
+    /// When what is left of it is killed.
+    pub killed: Timestamp,
+    /// It waits again once its nodes have released it.
+    pub again: bool,
+    /// The job that takes over what it holds.
+    pub for_job: Option<JobId>,
+}
+
 /// What a job has while it holds resources.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Placed {
@@ -146,6 +159,16 @@ pub struct Placed {
     pub ranks: Vec<RankStatus>,
     /// Set once it is being ended.
     pub ending: Option<Ending>,
+    /// Set with it.
+    #[serde(default)]
+    pub leaving: Option<Leaving>,
+}
+
+impl Placed {
+    /// It is being ended, and waits again after that.
+    pub fn comes_again(&self) -> bool {
+        self.leaving.is_some_and(|leaving| leaving.again)
+    }
 }
 
 /// Where a job is in its life.
@@ -178,12 +201,24 @@ pub enum Hold {
 /// A time in which a job held something before it was queued again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PastRun {
+    /// Fencing token of what it held.
+    #[serde(default)]
+    pub generation: Generation,
     /// From then.
     pub started: Timestamp,
     /// Until then.
     pub ended: Timestamp,
     /// As [`Placed::billing_milli`].
     pub billing_milli: u64,
+    /// How it ended: preempted, with a node, or by somebody's wish.
+    #[serde(default = "PastRun::unknown")]
+    pub state: JobState,
+}
+
+impl PastRun {
+    const fn unknown() -> JobState {
+        JobState::Cancelled
+    }
 }
 
 /// A job.
@@ -225,6 +260,12 @@ pub struct Job {
     /// When it ran before, the first time first.
     #[serde(default)]
     pub past_runs: Vec<PastRun>,
+    /// It is queued again when a node of it is lost.
+    #[serde(default)]
+    pub requeue: bool,
+    /// What it runs, if it is a batch job.
+    #[serde(default)]
+    pub batch: Option<Arc<Batch>>,
     /// Where it is in its life.
     pub phase: Phase,
 }
@@ -256,6 +297,40 @@ impl Job {
             Phase::Ended { last, .. } => last.as_ref(),
             Phase::Pending => None,
         }
+    }
+
+    /// Whether an allocation is one that it holds or has held.
+    pub fn had(&self, generation: Generation) -> bool {
+        let last = self.last_placed().map(|placed| placed.generation);
+        let past = self.past_runs.iter().map(|run| run.generation);
+        last.into_iter().chain(past).any(|known| known == generation)
+    }
+
+    /// How often in a row it has been ended for another job's sake.
+    pub fn preemptions(&self) -> usize {
+        let runs = self.past_runs.iter().rev();
+        runs.take_while(|run| run.state == JobState::Preempted).count()
+    }
+
+    /// What it is once its nodes have released what it held, if it waits again; none: it does not.
+    pub fn queued_again(&self, now: Timestamp) -> Option<Self> {
+        let placed = self.placed().filter(|placed| placed.comes_again())?;
+        let mut past_runs = self.past_runs.clone();
+        past_runs.push(PastRun {
+            generation: placed.generation,
+            started: placed.started,
+            ended: now,
+            billing_milli: placed.billing_milli,
+            state: placed
+                .ending
+                .as_ref()
+                .map_or(PastRun::unknown(), |ending| ending.state),
+        });
+        Some(Self {
+            past_runs,
+            phase: Phase::Pending,
+            ..self.clone()
+        })
     }
 
     /// Other jobs that it waits for, while they are not what they are to be.

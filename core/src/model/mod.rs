@@ -2,6 +2,7 @@
 
 pub mod account;
 pub mod audit;
+pub mod batch;
 pub mod constraints;
 pub mod cpus;
 pub mod fabric;

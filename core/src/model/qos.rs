@@ -1,6 +1,7 @@
 //! Qualities of service: on what terms jobs wait and run.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -33,7 +34,11 @@ pub struct Qos {
     /// Its jobs give way to others, and how; none: they never do.
     #[serde(default)]
     pub preemptible: Option<Preemption>,
-    /// Its jobs may have preemptible ones end; interactive jobs always may.
+    /// Between the terminate signal and the kill of a job that gives way; none: as for all jobs.
+    #[serde(default)]
+    pub grace: Option<Duration>,
+    /// Its jobs may have preemptible ones of other QOS end; interactive jobs may, unless they are preemptible
+    /// themselves.
     #[serde(default)]
     pub preempts: bool,
     /// Who may use it; none: everybody.
@@ -57,6 +62,7 @@ impl Qos {
             description: String::new(),
             priority: 0,
             preemptible: None,
+            grace: None,
             preempts: false,
             accounts: BTreeSet::new(),
             limits: Limits::default(),

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use imbl::{OrdMap, OrdSet};
 
+use super::headroom::Kept;
 use super::tally::Reached;
 use crate::model::ids::{JobId, UserName};
 use crate::model::job::JobKind;
@@ -59,6 +60,8 @@ pub enum Wait {
     Wish,
     /// A limit.
     Limit(Box<Reached>),
+    /// What is kept for interactive jobs.
+    Headroom(Box<Kept>),
 }
 
 /// All pending jobs. Cloning is cheap.

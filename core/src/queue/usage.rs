@@ -37,7 +37,7 @@ impl Decay {
     }
 
     /// What holding one GPU for so long comes to at its end: the integral of [`Self::left`].
-    fn held(self, time: Duration) -> f64 {
+    pub(super) fn held(self, time: Duration) -> f64 {
         if self.half_life.is_zero() {
             return time.as_secs_f64();
         }

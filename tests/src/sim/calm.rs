@@ -1,7 +1,7 @@
 //! The end of a world: nothing goes wrong any more, what waits gets its turn, and everything comes to rest.
 
 use carrel_core::broker::{Input, SessionRef};
-use carrel_core::model::job::JobState;
+use carrel_core::model::job::{JobKind, JobState};
 
 use super::grants::Site;
 use super::world::{BEGIN, World, caller};
@@ -46,8 +46,10 @@ impl World {
         if self.held().is_empty() {
             self.judge_left()?;
             self.stop_sessions(true);
+            self.cancel_jobs(true);
         } else {
             self.stop_sessions(false);
+            self.cancel_jobs(false);
         }
         Ok(())
     }
@@ -88,6 +90,25 @@ impl World {
         for (id, owner) in sessions {
             self.wish_end(id);
             self.input(Input::StopSession(caller(&owner), SessionRef::Id(id), None));
+        }
+    }
+
+    /// Cancels the batch jobs that hold something; with `waiting`, the others too.
+    fn cancel_jobs(&mut self, waiting: bool) {
+        let Some(broker) = &self.broker else { return };
+        let jobs = broker
+            .state()
+            .jobs
+            .values()
+            .filter(|job| job.kind == JobKind::Batch);
+        let live = jobs.filter(|job| !job.state().is_final());
+        let live = live.filter(|job| waiting || job.state() != JobState::Pending);
+        let live: Vec<_> = live
+            .map(|job| (job.id, job.owner.to_string(), job.key()))
+            .collect();
+        for (id, owner, key) in live {
+            self.wished.extend(key);
+            self.input(Input::CancelJob(caller(&owner), id));
         }
     }
 

@@ -75,6 +75,7 @@ pub const EXPECTED: &[&str] = &[
     "release not verified at once",
     // Users and operators.
     "session opened",
+    "batch job submitted",
     "session stopped",
     "session removed",
     "session extended",
@@ -109,6 +110,8 @@ pub const EXPECTED: &[&str] = &[
     "COMPLETING to FAILED",
     "COMPLETING to CANCELLED",
     "COMPLETING to TIMEOUT",
+    "COMPLETING to PENDING",
+    "COMPLETING to PREEMPTED",
     "COMPLETING to NODE_FAIL",
     "COMPLETING to OUT_OF_MEMORY",
 ];

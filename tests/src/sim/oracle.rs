@@ -85,8 +85,8 @@ fn is_over(state: &State, node: &Node, key: JobKey) -> bool {
         .last_placed()
         .filter(|placed| placed.generation == key.generation)
     else {
-        // Another job of that id, or one that the backup does not know to run.
-        return false;
+        // Held before it was queued again; else another job of that id, or one that the backup does not know to run.
+        return job.had(key.generation);
     };
     match &job.phase {
         Phase::Pending => false,

@@ -14,7 +14,7 @@ use super::count::Counts;
 use super::grants::Site;
 use super::node::Deed;
 use super::oracle;
-use super::world::World;
+use super::world::{MAX_PREEMPTIONS, World};
 
 /// What users were told, and may rely on.
 #[derive(Clone, Debug, Default)]
@@ -22,6 +22,8 @@ pub(super) struct Told {
     pub(super) sessions: BTreeMap<SessionId, JobId>,
     pub(super) removed: BTreeSet<SessionId>,
     pub(super) stopped: BTreeSet<JobId>,
+    /// Batch jobs.
+    pub(super) jobs: BTreeSet<JobId>,
     pub(super) deadlines: BTreeMap<JobId, Timestamp>,
 }
 
@@ -192,10 +194,20 @@ impl World {
         let restored = std::mem::take(&mut self.other_store);
         for job in broker.state().jobs.values() {
             let state = job.state();
+            if job.preemptions() > MAX_PREEMPTIONS as usize {
+                return Err(format!(
+                    "job {} was preempted {} times in a row",
+                    job.id,
+                    job.preemptions()
+                ));
+            }
             if let (Some(placed), Some(key)) = (job.placed(), job.key()) {
                 self.deadlines.insert(key, placed.deadline);
                 if placed.allocation.nodes.len() > 1 {
                     self.gangs.insert(key);
+                }
+                if placed.leaving.is_some_and(|leaving| leaving.for_job.is_some()) {
+                    self.wished.insert(key);
                 }
                 if placed.deadline.0 <= wall {
                     // Whatever the clock is set to from now on.
@@ -266,6 +278,9 @@ impl Told {
             if !state.sessions.contains_key(id) && !ephemeral_end {
                 return Err(format!("session {id} was acknowledged and is lost"));
             }
+        }
+        if let Some(lost) = self.jobs.iter().find(|job| !state.jobs.contains_key(*job)) {
+            return Err(format!("batch job {lost} was acknowledged and is lost"));
         }
         for id in &self.removed {
             if state.sessions.get(id).is_some_and(|session| !session.removing) {

@@ -13,7 +13,7 @@ use carrel_core::model::terms::TermsRequest;
 
 use super::outfit::{FEATURES, GPUS};
 use super::rng::Rng;
-use super::world::{USERS, World, caller};
+use super::world::{GIVES_WAY, USERS, World, caller};
 
 const NAMES: [&str; 4] = ["dev", "exp", "big", "notebook"];
 
@@ -38,7 +38,13 @@ impl World {
             time_limit: Duration::from_mins(2 + self.rng.below(30)),
             env: BTreeMap::new(),
             workdir: String::new(),
-            terms: TermsRequest::default(),
+            terms: TermsRequest {
+                qos: self.rng.one_in(3).then(|| {
+                    let low = GIVES_WAY[self.rng.below(GIVES_WAY.len() as u64) as usize];
+                    low.parse().expect("a name")
+                }),
+                ..TermsRequest::default()
+            },
             container: ContainerOptions::default(),
         };
         let request = OpenSession {

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use carrel_core::broker::{Broker, Caller, Input, Reject, Reply, SessionRef, found_jobs};
+use carrel_core::broker::{Broker, Caller, Input, Reject, Reply, SessionRef, SubmitJob, found_jobs};
 use carrel_core::model::ids::{JobId, JobKey, SessionId};
+use carrel_core::model::start::StartWish;
 
 use super::promises::Answer;
 use super::world::{USERS, World, caller, cluster, user};
@@ -36,7 +37,25 @@ impl World {
                     self.told.sessions.insert(id, job);
                 }
             }
-            Some(Ok(Reply::Done | Reply::Deadline(_))) => {}
+            Some(Ok(Reply::Done | Reply::Job(_) | Reply::Deadline(_))) => {}
+        }
+    }
+
+    /// A batch job, of the sizes that sessions have.
+    pub(super) fn submit(&mut self) {
+        let (caller, request) = self.new_request();
+        self.know_users();
+        let request = SubmitJob {
+            name: "train".parse().expect("a job's name"),
+            spec: request.spec.expect("it says what it is to be"),
+            command: vec!["train".to_owned()],
+            requeue: self.rng.one_in(2),
+            start: StartWish::default(),
+        };
+        if let Some(Ok(Reply::Job(job))) = self.input(Input::SubmitJob(caller, Box::new(request))) {
+            self.note(format!("batch job {job} is submitted"));
+            self.counts.add("batch job submitted");
+            self.told.jobs.insert(job);
         }
     }
 

@@ -6,11 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use carrel_core::broker::{
-    Broker, Caller, Change, Effect, Input, OpenSession, Output, Reject, Reply, Settings,
+    Broker, Caller, Change, Effect, Input, OpenSession, Output, PreemptionSettings, QueueSettings, Reject,
+    Reply, Settings,
 };
 use carrel_core::model::audit::Origin;
 use carrel_core::model::ids::{ClusterId, JobId, JobKey, NodeName};
 use carrel_core::model::job::JobState;
+use carrel_core::model::qos::{Preemption, Qos};
 use carrel_core::model::time::Timestamp;
 use carrel_core::model::user::{NodeToken, Role, User};
 
@@ -26,6 +28,8 @@ use super::rng::Rng;
 
 /// When the world begins, Unix milliseconds.
 pub(super) const BEGIN: u64 = 1_700_000_000_000;
+/// Times in a row that a job may be ended for others.
+pub(super) const MAX_PREEMPTIONS: u32 = 2;
 /// Users' acts and faults in a world.
 const EVENTS: u64 = 60;
 /// Longest time between two of them, milliseconds.
@@ -153,6 +157,13 @@ pub(super) fn settings(wires: &Wires, mutant: Option<Mutant>) -> Settings {
         lease: Duration::from_mins(5),
         lease_margin: Duration::from_secs(30),
         contact_timeout: Duration::from_mins(1),
+        queue: QueueSettings {
+            preemption: PreemptionSettings {
+                min_runtime: Duration::from_mins(1),
+                max_preemptions: MAX_PREEMPTIONS,
+            },
+            ..QueueSettings::default()
+        },
         ..Settings::default()
     }
 }
@@ -169,6 +180,9 @@ pub(super) fn caller(name: &str) -> Caller {
         origin: Origin::Local(0),
     }
 }
+
+/// QOS whose jobs give way: they wait again, or are over.
+pub(super) const GIVES_WAY: [&str; 2] = ["low", "spare"];
 
 pub(super) const USERS: [&str; 3] = ["alice", "bob", "carol"];
 
@@ -233,13 +247,25 @@ impl World {
         let now = BEGIN;
         let skew = |rng: &mut Rng| rng.below(2 * SKEW) as i64 - SKEW as i64;
         let clock = BrokerClock::new(now, skew(&mut rng));
-        let (broker, changes) = fresh_store(
+        let (_, mut changes) = fresh_store(
             cluster(),
             names.iter().map(String::as_str),
             settings(&wires, mutant),
             rng.bits(),
             Timestamp(clock.now(now)),
         );
+        for (name, preemptible) in [
+            (GIVES_WAY[0], Preemption::Requeue),
+            (GIVES_WAY[1], Preemption::Cancel),
+        ] {
+            changes.push(Change::PutQos(Arc::new(Qos {
+                preemptible: Some(preemptible),
+                ..Qos::new(name.parse().expect("a name"))
+            })));
+        }
+        let (settings, wall) = (settings(&wires, mutant), Timestamp(clock.now(now)));
+        let (broker, more) = Broker::start(settings, changes.clone(), cluster(), rng.bits(), wall);
+        changes.extend(more);
         let node = |name: String| {
             let outfit = Outfit::random(&mut rng);
             let node = Node::new(&name, outfit, &cluster(), now, skew(&mut rng), mutant);

@@ -142,6 +142,8 @@ impl Broker {
                 conditions: Conditions::default(),
                 give_up: None,
                 past_runs: Vec::new(),
+                requeue: false,
+                batch: None,
                 phase: Phase::Pending,
             })
         };
@@ -296,6 +298,7 @@ impl State {
                 deadline,
                 ranks: ranks.collect(),
                 ending: None,
+                leaving: None,
             },
         })
     }

@@ -7,13 +7,55 @@ use crate::broker::audit::{job_subject, units};
 use crate::broker::change::Change;
 use crate::model::audit::Action;
 use crate::model::ids::{JobId, NodeName, SessionId};
-use crate::model::job::{Ending, Job, Phase, Placed};
+use crate::model::job::{Ending, Job, JobState, Leaving, Phase, Placed};
 use crate::model::time::Timestamp;
+
+/// Times that a job is queued again; one that goes so often does not come to its end by it.
+const MAX_RESTARTS: usize = 100;
 
 impl Broker {
     /// Begins to end a job. One that holds nothing is over at once; one that is
-    /// ending already goes on as it does.
+    /// ending already goes on as it does. One whose node was lost may wait again after that.
     pub(super) fn end_job(&mut self, now: Timestamp, id: JobId, ending: Ending) {
+        let job = self.state.jobs.get(&id);
+        let again = job.is_some_and(|job| job.requeue) && ending.state == JobState::NodeFail;
+        self.begin_end(now, id, ending, again, None);
+    }
+
+    /// Ends a job for good, also if it was to wait again.
+    pub(super) fn end_for_good(&mut self, now: Timestamp, id: JobId, ending: Ending) {
+        self.forget_requeue(id, &ending);
+        self.begin_end(now, id, ending, false, None);
+    }
+
+    /// A job that is being ended does not wait again, but is over in this way.
+    pub(super) fn forget_requeue(&mut self, id: JobId, ending: &Ending) {
+        let Some(job) = self.state.jobs.get(&id).cloned() else {
+            return;
+        };
+        let Some(mut placed) = job.placed().filter(|placed| placed.comes_again()).cloned() else {
+            return;
+        };
+        placed.ending = Some(ending.clone());
+        placed.leaving = placed.leaving.map(|leaving| Leaving {
+            again: false,
+            ..leaving
+        });
+        self.put_job(Job {
+            phase: Phase::Placed(placed),
+            ..(*job).clone()
+        });
+    }
+
+    /// Begins to end a job; it waits `again` after that, and may be ended for another one's sake.
+    pub(in crate::broker) fn begin_end(
+        &mut self,
+        now: Timestamp,
+        id: JobId,
+        ending: Ending,
+        again: bool,
+        for_job: Option<JobId>,
+    ) {
         let Some(job) = self.state.jobs.get(&id).cloned() else {
             return;
         };
@@ -32,6 +74,11 @@ impl Broker {
             }
             Phase::Placed(placed) if placed.ending.is_none() => {
                 let mut placed = placed.clone();
+                placed.leaving = Some(Leaving {
+                    killed: now.after(self.state.grace_of(&job, &ending)),
+                    again: again && job.past_runs.len() < MAX_RESTARTS,
+                    for_job,
+                });
                 placed.ending = Some(ending);
                 let nodes: Vec<_> = placed
                     .allocation
@@ -89,6 +136,12 @@ impl Broker {
         let Some(ending) = placed.ending.clone() else {
             return;
         };
+        if let Some(queued) = job.queued_again(now) {
+            self.audit_end(&job, &ending, Some(placed));
+            self.put_job(queued);
+            self.output.room = true;
+            return;
+        }
         let last = Some(placed.clone());
         self.audit_end(&job, &ending, last.as_ref());
         self.put_job(Job {

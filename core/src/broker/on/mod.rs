@@ -1,6 +1,7 @@
 //! What each input does, one subject a file.
 
 mod adopt;
+mod batch;
 mod constraints;
 mod directory;
 mod end;
@@ -22,6 +23,9 @@ impl Broker {
     pub(super) fn dispatch(&mut self, now: Timestamp, input: Input) -> Result<Reply, Reject> {
         match input {
             Input::OpenSession(caller, request) => self.on_open(now, &caller, request),
+            Input::SubmitJob(caller, request) => self.on_submit_job(now, &caller, *request),
+            Input::RequeueJob(caller, job) => self.on_requeue_job(now, &caller, job),
+            Input::CancelJob(caller, job) => self.on_cancel_job(now, &caller, job),
             Input::UpdateJob(caller, job, update) => self.on_update_job(&caller, job, &update),
             Input::ExtendSession(caller, session, add) => self.on_extend(now, &caller, &session, add),
             Input::StopSession(caller, session, job) => self.on_stop(now, &caller, &session, job),

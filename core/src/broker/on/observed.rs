@@ -166,6 +166,10 @@ impl Broker {
         let seen = observed.jobs.iter().find(ours);
         if let Some(seen) = seen {
             self.see_rank(&job, placed, rank, seen);
+            if seen.cause == Some(EndCause::Exited) && seen.exit_code == Some(0) {
+                // It came to its end by itself, before it heard that it was to go: it need not run again.
+                self.forget_requeue(id, &ending(EndCause::Exited, seen, node));
+            }
             if let Some(cause) = seen.cause {
                 self.end_job(now, id, ending(cause, seen, node));
             }
@@ -284,7 +288,7 @@ impl Broker {
             .filter(|seen| seen.cluster == self.state.cluster.id)
             .filter(|seen| {
                 let job = self.state.jobs.get(&seen.key.job);
-                job.is_some_and(|job| matches!(job.phase, Phase::Pending))
+                job.is_some_and(|job| matches!(job.phase, Phase::Pending) && !job.had(seen.key.generation))
             })
             .map(|seen| seen.key)
             .collect();

@@ -85,7 +85,7 @@ impl Broker {
         let live = self.state.live_job(&session).cloned();
         if let Some(job) = live
             .as_ref()
-            .filter(|job| job.placed().is_none_or(|p| p.ending.is_none()))
+            .filter(|job| job.placed().is_none_or(|p| p.ending.is_none() || p.comes_again()))
         {
             if request.must_start {
                 return Err(Reject::new(
@@ -189,16 +189,7 @@ impl Broker {
         (terms, start): (Terms, StartWish),
         after: Option<JobId>,
     ) -> Result<(), Reject> {
-        self.state.must_exist(&start.conditions)?;
-        if self.state.pending.len() >= MAX_PENDING {
-            return Err(
-                Reject::new(RejectKind::Exhausted, format!("{MAX_PENDING} jobs wait already"))
-                    .hint("try again when some have started"),
-            );
-        }
-        let id = JobId(self.state.cluster.next_job);
-        self.state.cluster.next_job += 1;
-        self.put_cluster();
+        let id = self.next_job_id(&start)?;
         let job = Job {
             id,
             name: session.name.to_string(),
@@ -215,14 +206,37 @@ impl Broker {
             conditions: start.conditions,
             give_up: start.within.map(|within| now.after(within)),
             past_runs: Vec::new(),
+            requeue: false,
+            batch: None,
             phase: Phase::Pending,
         };
         session.job = Some(id);
         self.put_session(session);
+        self.queue_new(now, job);
+        Ok(())
+    }
+
+    /// The id of a job that is about to be submitted.
+    pub(super) fn next_job_id(&mut self, start: &StartWish) -> Result<JobId, Reject> {
+        self.state.must_exist(&start.conditions)?;
+        if self.state.pending.len() >= MAX_PENDING {
+            return Err(
+                Reject::new(RejectKind::Exhausted, format!("{MAX_PENDING} jobs wait already"))
+                    .hint("try again when some have started"),
+            );
+        }
+        let id = JobId(self.state.cluster.next_job);
+        self.state.cluster.next_job += 1;
+        self.put_cluster();
+        Ok(id)
+    }
+
+    /// Queues a job that has just been submitted.
+    pub(super) fn queue_new(&mut self, now: Timestamp, job: Job) {
+        let id = job.id;
         self.state.note_request(&job.request);
         self.put_job(job);
         self.schedule_new(now, id);
-        Ok(())
     }
 }
 

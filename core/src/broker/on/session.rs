@@ -125,7 +125,7 @@ impl Broker {
     }
 
     /// Ends a job by its user's wish.
-    fn stop_job(&mut self, now: Timestamp, id: JobId, reason: &str) {
+    pub(super) fn stop_job(&mut self, now: Timestamp, id: JobId, reason: &str) {
         let Some(job) = self.state.jobs.get(&id) else {
             return;
         };
@@ -133,7 +133,7 @@ impl Broker {
             JobState::Pending | JobState::Configuring => JobState::Cancelled,
             _ => JobState::Completed,
         };
-        self.end_job(
+        self.end_for_good(
             now,
             id,
             Ending {

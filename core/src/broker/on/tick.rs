@@ -23,7 +23,7 @@ impl Broker {
         self.end_overdue(now);
         self.end_patience(now);
         let (room, over) = self.state.let_begin(now);
-        self.output.room |= room;
+        self.output.room |= room || self.state.next_pass.is_some_and(|at| at <= now);
         for id in over {
             self.give_up(now, id);
         }

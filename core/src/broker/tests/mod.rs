@@ -10,6 +10,7 @@ mod jobs;
 mod lifecycle;
 mod mps;
 mod nodes;
+mod preemption;
 mod requests;
 mod rights;
 mod sharing;
