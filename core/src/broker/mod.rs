@@ -24,6 +24,7 @@ mod preempt;
 mod queued;
 mod reject;
 mod rights;
+mod room;
 mod schedule;
 mod settings;
 mod state;
