@@ -22,6 +22,7 @@ mod order;
 mod preempt;
 mod reject;
 mod rights;
+mod room;
 mod schedule;
 mod settings;
 mod state;

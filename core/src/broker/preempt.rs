@@ -316,9 +316,10 @@ impl<'a> Search<'a> {
             more: Vec::new(),
             ..request.clone()
         };
-        let asked: Vec<ResourceRequest> = match single {
-            true => vec![self.needs.request.clone()],
-            false => self.needs.request.components().map(one_of).collect(),
+        let asked: Vec<ResourceRequest> = if single {
+            vec![self.needs.request.clone()]
+        } else {
+            self.needs.request.components().map(one_of).collect()
         };
         let mut choices: Vec<Choice> = Vec::new();
         let mut best: Option<(u128, u32)> = None;

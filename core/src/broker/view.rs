@@ -128,9 +128,10 @@ fn takes_over(state: &State, job: &Job) -> Option<String> {
         .collect::<Vec<_>>();
     let last = victims.pop()?;
     let seconds = promise.start.since(state.ticked).as_millis().div_ceil(1_000);
-    Some(match victims.is_empty() {
-        true => format!("job {last} in {seconds} s"),
-        false => format!("jobs {} and {last} in {seconds} s", victims.join(", ")),
+    Some(if victims.is_empty() {
+        format!("job {last} in {seconds} s")
+    } else {
+        format!("jobs {} and {last} in {seconds} s", victims.join(", "))
     })
 }
 
