@@ -22,7 +22,7 @@ pub(super) async fn edit(
     let told = match call.input(input).await? {
         Reply::Done => Vec::new(),
         Reply::Told(told) => told,
-        Reply::Session(..) | Reply::Deadline(_) => {
+        Reply::Session(..) | Reply::Job(_) | Reply::Deadline(_) => {
             return Err(Status::internal("the broker's core gave another answer"));
         }
     };

@@ -61,8 +61,8 @@ fn short(state: &State, why: Option<&Wait>) -> String {
         Some(Wait::Resources) => "Resources".to_owned(),
         Some(Wait::Nodes) => "ReqNodeNotAvail".to_owned(),
         Some(Wait::Wish) => "Resources: it holds out for something better".to_owned(),
+        Some(Wait::Headroom(kept)) => format!("Headroom: {} are kept for interactive jobs", kept.model),
         Some(Wait::Priority(ahead)) => format!("Priority: behind job {ahead}"),
-        Some(Wait::Headroom(_)) => "Headroom: kept for interactive jobs".to_owned(),
         Some(Wait::Limit(reached)) => {
             let said = state.say_limit(reached, state.ticked);
             let word = said.split_once(':').map_or(said.as_str(), |(word, _)| word);
@@ -100,10 +100,16 @@ impl<'a> Reasons<'a> {
         }
     }
 
+    fn takes_over(&self, job: &Job) -> bool {
+        let promise = self.state.promises.get(&job.id);
+        promise.is_some_and(|promise| !promise.takes_over.is_empty())
+    }
+
     /// Why a job is in its state.
     pub fn reason(&mut self, job: &Job) -> String {
         let class = match &job.phase {
-            Phase::Pending => self.state.pending.class_of(job.id),
+            // Whoever is promised what others give up says so, and nobody else.
+            Phase::Pending => (self.state.pending.class_of(job.id)).filter(|_| !self.takes_over(job)),
             Phase::Placed(_) | Phase::Ended { .. } => None,
         };
         match class {
