@@ -111,7 +111,9 @@ impl Search<'_> {
         let sets = if request.constraints.contiguous {
             Sets::of_neighbours(self.hosts, &free, request.nodes as usize)
         } else {
-            Sets::of_alike(component, self.fits, &free)
+            let mut others = self.components.iter();
+            let apart = others.any(|other| other.needs.request.constraints.contiguous);
+            Sets::of_alike(component, self.fits, &free, apart)
         };
         sets.find_map(request.nodes as usize, |set| {
             self.looks += component.names.len();
@@ -440,6 +442,25 @@ mod tests {
             let expected = possible_as_they_lie(&nodes, &requests.iter().collect::<Vec<_>>(), 0);
             prop_assert_eq!(fits(&hosts, Needs::from(&request), Assume::Now), expected);
         }
+    }
+
+    #[test]
+    fn a_component_leaves_another_s_nodes_next_to_each_other() {
+        let hosts = hosts(&[3; 6]);
+        let named = |at: usize, nodes: u32, list: &str, contiguous: bool| {
+            let mut request = request(at, nodes);
+            request.constraints.nodelist = crate::model::host_list::parse(list).expect("a host list");
+            request.constraints.contiguous = contiguous;
+            request
+        };
+        // The first can have n5 beside n4 alone: the other needs n0 to n3.
+        let request = ResourceRequest {
+            more: vec![named(1, 4, "n3", true)],
+            ..named(0, 2, "n4", false)
+        };
+        let parts = place(&hosts, &request, Assume::Now).expect("a place");
+        let names: Vec<&str> = parts.iter().map(|part| part.node.as_str()).collect();
+        assert_eq!(names, ["n4", "n5", "n0", "n1", "n2", "n3"]);
     }
 
     #[test]

@@ -75,7 +75,10 @@ impl World {
 
     /// What was refused for good is not possible, and what was accepted is.
     fn judge_answer(&mut self) -> Result<(), String> {
-        let (Some(answer), Some(site), Some(broker)) = (self.answer.take(), self.site(), &self.broker) else {
+        let Some(answer) = self.answer.take() else {
+            return Ok(());
+        };
+        let (Some(site), Some(broker)) = (self.site(), &self.broker) else {
             return Ok(());
         };
         match answer {

@@ -36,20 +36,24 @@ impl<'a> Sets<'a> {
         Self::Listed(names.windows(nodes).filter_map(whole).collect())
     }
 
-    /// Of the free hosts that fit the same components and lie alike in the fabric, any.
+    /// Of the free hosts that fit the same components and lie alike in the fabric, any; `apart`: each is looked at by
+    /// itself, since their names matter to some component.
     pub fn of_alike(
         component: &Component<'a>,
         fits: &BTreeMap<&'a NodeName, u32>,
         free: &[&'a NodeName],
+        apart: bool,
     ) -> Self {
         let free: BTreeSet<&NodeName> = free.iter().copied().collect();
         let named = &component.needs.request.constraints.nodelist;
-        let mut classes: BTreeMap<(u32, u32, u32, bool), Vec<&'a NodeName>> = BTreeMap::new();
+        let mut classes: BTreeMap<(u32, u32, u32, bool, Option<&NodeName>), Vec<&'a NodeName>> =
+            BTreeMap::new();
         for candidate in &component.fitting {
             let members = candidate.alike.first(usize::MAX).into_iter();
             for member in members.filter(|member| free.contains(&member.node)) {
                 let (fits, named) = (fits[&member.node], named.contains(&member.node));
-                let class = (member.leaf, member.block, fits, named);
+                let own = apart.then_some(&member.node);
+                let class = (member.leaf, member.block, fits, named, own);
                 classes.entry(class).or_default().push(&member.node);
             }
         }
