@@ -101,7 +101,7 @@ mod tests {
         assert_eq!(of(80 << 30, 333), (34, Some(27_279)));
         assert_eq!(of(80 << 30, 999), (100, Some(81_838)));
         assert_eq!(of(1 << 20, 1), (1, Some(1)));
-        assert_eq!(of(u64::MAX, 999), (100, Some(17_574_593_858_273)));
+        assert_eq!(of(u64::MAX, 999), (100, Some(17_574_593_858_371)));
         assert_eq!(of(0, 500), (50, None));
     }
 
