@@ -330,7 +330,9 @@ impl Copy {
         self.now = self.now.max(end.into_iter().chain(waits).min()?);
         self.broker.end_patience(self.now);
         let (_, over) = self.broker.state.let_begin(self.now);
-        over.into_iter().for_each(|job| self.end(job));
+        for job in over {
+            self.end(job);
+        }
         while let Some((_, job)) = self.next_end() {
             self.end(job);
         }

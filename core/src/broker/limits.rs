@@ -68,9 +68,10 @@ impl State {
         };
         let hint = || {
             let names: Vec<String> = theirs().map(|name| name.to_string()).collect();
-            match names.is_empty() {
-                true => format!("{user} is in no account; an administrator adds users to accounts"),
-                false => format!("{user} is in {}", names.join(", ")),
+            if names.is_empty() {
+                format!("{user} is in no account; an administrator adds users to accounts")
+            } else {
+                format!("{user} is in {}", names.join(", "))
             }
         };
         if let Some(account) = asked {
@@ -117,9 +118,10 @@ impl State {
                 .filter(|partition| open(partition))
                 .map(|partition| partition.name.to_string())
                 .collect();
-            match open.is_empty() {
-                true => "this cluster is not divided: leave --partition out".to_owned(),
-                false => format!("open to account {account}: {}", open.join(", ")),
+            if open.is_empty() {
+                "this cluster is not divided: leave --partition out".to_owned()
+            } else {
+                format!("open to account {account}: {}", open.join(", "))
             }
         };
         if let Some(asked) = asked {
@@ -169,9 +171,10 @@ impl State {
                     ),
                     None => (RejectKind::NotFound, format!("there is no QOS {name}")),
                 };
-                Err(Reject::new(kind, message).hint(match names.is_empty() {
-                    true => "leave --qos out".to_owned(),
-                    false => format!("open to account {account}: {}", names.join(", ")),
+                Err(Reject::new(kind, message).hint(if names.is_empty() {
+                    "leave --qos out".to_owned()
+                } else {
+                    format!("open to account {account}: {}", names.join(", "))
                 }))
             }
         }
@@ -279,7 +282,7 @@ impl State {
                 let by_user = self.held_by_user(holder, |job| {
                     job.placed().map_or(0, |placed| placed.allocation.gpu_milli())
                 });
-                let who = names(by_user, |milli| gpus(milli));
+                let who = names(by_user, gpus);
                 format!(
                     "{word}: {holder} holds {} of the {} GPUs that it may{who}; this job wants {}",
                     gpus(*held),
@@ -338,7 +341,7 @@ pub(super) fn names(by_user: BTreeMap<UserName, u64>, show: impl Fn(u64) -> Stri
 
 /// "4", "0.5"
 pub(super) fn gpus(milli: u64) -> String {
-    if milli % 1_000 == 0 {
+    if milli.is_multiple_of(1_000) {
         (milli / 1_000).to_string()
     } else {
         format!("{:.2}", milli as f64 / 1_000.0)

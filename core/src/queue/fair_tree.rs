@@ -84,7 +84,10 @@ fn rank(mut siblings: Vec<(f64, &Branch)>, order: &mut Vec<Vec<(AccountName, Use
     siblings.sort_by(|(a, _), (b, _)| b.partial_cmp(a).unwrap_or(Ordering::Equal));
     let mut rest = siblings.as_slice();
     while let Some((level, _)) = rest.first() {
-        let equal = rest.iter().take_while(|(other, _)| other == level).count();
+        let equal = rest
+            .iter()
+            .take_while(|(other, _)| other.total_cmp(level).is_eq())
+            .count();
         let (equals, worse) = rest.split_at(equal);
         rest = worse;
         // Users come before accounts with the same level.

@@ -77,9 +77,10 @@ pub(super) fn limits_text(of: &str, limits: &Limits) -> String {
         limits.gpu_minutes.map(|minutes| format!("{minutes} GPU-minutes")),
     ];
     let parts: Vec<String> = parts.into_iter().flatten().collect();
-    match parts.is_empty() {
-        true => String::new(),
-        false => format!("; {of}: {}", parts.join(", ")),
+    if parts.is_empty() {
+        String::new()
+    } else {
+        format!("; {of}: {}", parts.join(", "))
     }
 }
 

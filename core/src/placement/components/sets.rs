@@ -46,8 +46,8 @@ impl<'a> Sets<'a> {
     ) -> Self {
         let free: BTreeSet<&NodeName> = free.iter().copied().collect();
         let named = &component.needs.request.constraints.nodelist;
-        let mut classes: BTreeMap<(u32, u32, u32, bool, Option<&NodeName>), Vec<&'a NodeName>> =
-            BTreeMap::new();
+        type Class<'n> = (u32, u32, u32, bool, Option<&'n NodeName>);
+        let mut classes: BTreeMap<Class<'_>, Vec<&'a NodeName>> = BTreeMap::new();
         for candidate in &component.fitting {
             let members = candidate.alike.first(usize::MAX).into_iter();
             for member in members.filter(|member| free.contains(&member.node)) {
