@@ -138,6 +138,8 @@ fn shares_order_the_queue_and_partitions_divide_it() {
     let starts = queue(&cluster, &["--start"]);
     let kinds: Vec<&Value> = starts.iter().map(|job| &job["start_kind"]).collect();
     assert_eq!(kinds[0], "promised", "{starts:?}");
+    let times: Vec<&str> = starts.iter().filter_map(|job| job["start"].as_str()).collect();
+    assert!(times.len() == 4 && times.is_sorted(), "{starts:?}");
     let first = starts[0]["id"].to_string();
     let why = cluster.json(ALICE, ["explain", "--priority", &first]);
     let factors = why["priority"]["factors"].as_array().expect("factors");

@@ -2,12 +2,12 @@
 
 use carrel_tests::sim::{EXPECTED, Mutant, catch, run, run_seeds};
 
-const SEEDS: u64 = 500;
+const SEEDS: u64 = 1_000;
 /// Worlds in which each planted bug must have been noticed.
 const MUTANT_SEEDS: u64 = 1_500;
 
 #[test]
-fn hundreds_of_worlds_keep_their_promises() {
+fn a_thousand_worlds_keep_their_promises() {
     let (counts, findings) = run_seeds(0..SEEDS, None, true);
     if let Some(finding) = findings.first() {
         panic!("{finding}");

@@ -40,6 +40,8 @@ pub struct Promise {
     pub allocation: Allocation,
     /// Jobs that are ended for it.
     pub takes_over: Vec<JobId>,
+    /// How many were promised something before it.
+    pub rank: usize,
 }
 
 impl Promise {
@@ -151,7 +153,8 @@ impl Promises {
     }
 
     /// Promises a job the earliest start that can be kept, no later than what it was promised before; `former` is what
-    /// was promised to all that have not been looked at. None has to give way so that another's promise gets better.
+    /// was promised to all that have not been looked at. None that was behind another has to
+    /// give way so that the other's promise gets better; one that was overtaken since has.
     /// `ending` are jobs that end for it.
     pub fn promise(
         &mut self,
@@ -164,12 +167,15 @@ impl Promises {
         let promise = match kept {
             Some(kept) => {
                 let done = |id: &JobId| self.made.iter().any(|made| made.job == *id);
-                let others = former
+                let behind = former
                     .values()
                     .filter(|other| other.job != job.id && !done(&other.job));
-                let others: Vec<Arc<Promise>> = others.cloned().collect();
+                // Those that were behind it before do not give way; those that it has overtaken since do.
+                let (others, overtaken): (Vec<_>, Vec<_>) =
+                    behind.cloned().partition(|other| other.rank > kept.rank);
+                let worth_it = self.improved < MAX_IMPROVED || !overtaken.is_empty();
                 // What others are ended for is what it gets.
-                let better = (self.improved < MAX_IMPROVED && kept.takes_over.is_empty())
+                let better = (worth_it && kept.takes_over.is_empty())
                     .then(|| self.earliest(state, job, asked, Some(kept.start), &others))
                     .flatten();
                 better.map_or_else(|| Arc::clone(kept), Arc::new)
@@ -190,7 +196,15 @@ impl Promises {
     }
 
     fn make(&mut self, promise: &Arc<Promise>) {
-        self.made.push(Arc::clone(promise));
+        let rank = self.made.len();
+        let mut promise = Arc::clone(promise);
+        if promise.rank != rank {
+            promise = Arc::new(Promise {
+                rank,
+                ..(*promise).clone()
+            });
+        }
+        self.made.push(promise);
         self.shadows.clear();
     }
 
@@ -270,6 +284,7 @@ impl Promises {
                 end,
                 allocation: state.allocation(&parts, asked),
                 takes_over: Vec::new(),
+                rank: 0,
             });
         }
         None

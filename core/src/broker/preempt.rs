@@ -176,6 +176,7 @@ impl Yielding {
                 end: found.span.1,
                 allocation: state.allocation(&parts, asked),
                 takes_over: victims.iter().copied().collect(),
+                rank: 0,
             },
             victims,
         })

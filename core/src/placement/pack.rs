@@ -6,8 +6,11 @@
 //! finds: [`Table`] holds the least price of every number of hosts.
 //!
 //! Exact, as long as every block lies on one leaf switch or the blocks that do not, and share switches, are no
-//! more than [`MAX_SPANNING`], and need no segments. Beyond that every place is found too, except that
-//! switches of two blocks may be counted twice.
+//! more than [`MAX_SPANNING`], and need no segments; or where the number of switches is limited, and there are not
+//! too many sets of so many ([`leaves`]). Beyond that every place is found too, except that switches of two blocks
+//! may be counted twice.
+
+mod leaves;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -412,7 +415,8 @@ impl Subtree<'_> {
         }
         let one_block = cells().all(|cell| cell.block == shared[0]);
         if shared.len() > MAX_SPANNING || self.wish.segment > 1 && !one_block {
-            return self.one_by_one(leaves, &shared);
+            let exact = self.by_leaves(leaves);
+            return exact.unwrap_or_else(|| self.one_by_one(leaves, &shared));
         }
         let columns = self.columns(cells().map(Cell::len).sum());
         let sets = (0u32..1 << shared.len()).map(|set| {

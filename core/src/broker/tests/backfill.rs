@@ -317,3 +317,29 @@ fn seconds_count_as_well_as_hours() {
     let (_, long) = world.open("bob", open("long", small(600, 1, 2)));
     assert_eq!(world.state(long), JobState::Pending, "{}", world.reason(long));
 }
+
+/// Who is put in front is promised the start of whoever was there, and not only looked at first.
+#[test]
+fn promises_follow_the_order_of_the_queue() {
+    let mut world = World::new(&["n1"]);
+    world.open("bob", open("runs", for_minutes(60, 1, 8)));
+    let waiting: Vec<JobId> = (0..8)
+        .map(|n| world.open("bob", open(&format!("w{n}"), for_minutes(60, 1, 8))).1)
+        .collect();
+    let starts = |world: &World, order: &[JobId]| -> Vec<u64> {
+        let at = |id: &JobId| world.minutes_to(world.promised(*id).expect("a promise")) / 60;
+        order.iter().map(at).collect()
+    };
+    let hours: Vec<u64> = (1..=8).collect();
+    assert_eq!(starts(&world, &waiting), hours);
+    // From the last to the first, so that each one has a new place.
+    for id in &waiting {
+        let top = JobUpdate {
+            top: Some(true),
+            ..JobUpdate::default()
+        };
+        world.must(Input::UpdateJob(caller("ops"), *id, top));
+        let order = world.broker.state().in_order();
+        assert_eq!(starts(&world, &order), hours, "after job {id} was put first");
+    }
+}

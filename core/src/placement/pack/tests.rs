@@ -240,6 +240,13 @@ proptest! {
         prop_assert_eq!(found.map(|found| (found.0.0, found.0.1)), best.map(|best| (best.0.0, best.0.1)));
     }
 
+    /// With segments over such blocks, on few switches: as well as trying all does.
+    #[test]
+    fn segments_over_such_blocks_are_packed_on_few_switches(raw in raw(false)) {
+        let raw = Raw { switches: raw.switches.or(Some(2)), ..raw };
+        prop_assert_eq!(found(&raw), raw.best());
+    }
+
     /// What a choice is worth is counted in one way, however it was made.
     #[test]
     fn a_choice_has_one_value(raw in raw(true)) {
