@@ -2,13 +2,14 @@
 
 use std::path::Path;
 
-const FILES: [&str; 8] = [
+const FILES: [&str; 9] = [
     "carrel/v1/types.proto",
     "carrel/v1/init.proto",
     "carrel/v1/terminal.proto",
     "carrel/v1/agent.proto",
     "carrel/v1/gateway.proto",
     "carrel/v1/queue.proto",
+    "carrel/v1/history.proto",
     "carrel/v1/broker.proto",
     "carrel/v1/signin.proto",
 ];

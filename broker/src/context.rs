@@ -16,10 +16,12 @@ use crate::clock::Clock;
 use crate::control::Gateways;
 use crate::notes::Notes;
 use crate::start::Start;
-use crate::store::AuditLog;
+use crate::store::{AuditLog, History, StoreError};
 
 /// Forecasts at once: each may be a thousand passes, and users may ask for as many as they like.
 const FORESEEN_AT_ONCE: usize = 2;
+/// Reads of the history at once: each keeps a thread and the disk busy.
+const READ_AT_ONCE: usize = 4;
 
 /// What every service of the broker shares.
 #[derive(Debug)]
@@ -34,6 +36,8 @@ pub struct Context {
     pub notes: Arc<Notes>,
     /// The audit log, to be read.
     pub audit: AuditLog,
+    /// Jobs that are over, to be read.
+    pub history: History,
     /// Signs nodes' and gateways' certificates.
     pub authority: Arc<Authority>,
     /// Signs SSH keys.
@@ -68,6 +72,30 @@ impl Context {
             work()
         });
         worked.await.map_err(|error| failed(&error))
+    }
+
+    /// Reads the history, beside the broker, and few at a time.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub async fn look_up<T: Send + 'static>(
+        &self,
+        read: impl FnOnce(&History) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, Status> {
+        static TURNS: Semaphore = Semaphore::const_new(READ_AT_ONCE);
+        let failed =
+            |error: &dyn std::fmt::Display| Status::internal(format!("the history cannot be read: {error}"));
+        let turn = TURNS.acquire().await.map_err(|error| failed(&error))?;
+        let history = self.history.clone();
+        let found = tokio::task::spawn_blocking(move || {
+            let _turn = turn;
+            read(&history)
+        });
+        let found = found.await.map_err(|error| failed(&error))?;
+        found.map_err(|error| {
+            tracing::error!(%error, "the history cannot be read");
+            failed(&error)
+        })
     }
 
     /// Writes a record into the audit log.

@@ -38,6 +38,8 @@ pub enum Command {
     Attach(commands::attach::AttachArgs),
     Ps(commands::ps::PsArgs),
     Queue(commands::queue::QueueArgs),
+    History(commands::history::HistoryArgs),
+    Usage(commands::usage::UsageArgs),
     Show(commands::show::ShowArgs),
     Nodes(commands::nodes::NodesArgs),
     Explain(commands::explain::ExplainArgs),

@@ -30,6 +30,7 @@ mod start;
 mod stdio;
 mod stream;
 mod terminal;
+mod times;
 mod tls;
 mod topology;
 mod units;

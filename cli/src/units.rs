@@ -307,6 +307,12 @@ pub fn bytes(count: u64) -> String {
     }
 }
 
+/// Thousandths as people write them: 4, 0.5.
+pub fn thousandths(milli: u64) -> String {
+    let text = format!("{}.{:03}", milli / 1_000, milli % 1_000);
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
 /// Indices as ranges: 0-3,6.
 pub fn ranges(indices: &[u32]) -> String {
     let mut sorted = indices.to_vec();
@@ -466,6 +472,12 @@ mod tests {
         ] {
             assert!(parse_gpus(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn thousandths_print_without_what_says_nothing() {
+        let texts = [0, 500, 1_000, 2_125, 10_000].map(thousandths);
+        assert_eq!(texts, ["0", "0.5", "1", "2.125", "10"]);
     }
 
     #[test]

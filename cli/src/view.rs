@@ -2,6 +2,7 @@
 //! UTC; what is absent is null.
 
 mod found;
+mod history;
 mod job;
 mod node;
 mod plan;
@@ -11,6 +12,7 @@ mod user;
 mod words;
 
 pub use self::found::Found;
+pub use self::history::{HistoryJob, Usage};
 pub use self::job::Job;
 pub use self::node::Node;
 pub use self::plan::{Explanation, Plan};

@@ -4,6 +4,7 @@
 
 mod chaos;
 mod flood;
+mod history;
 mod latency;
 mod lists;
 mod nodes;
@@ -41,6 +42,8 @@ enum What {
     Replay(replay::Options),
     /// The broker's passes over many pending jobs of a large cluster.
     Pass(pass::Options),
+    /// Searches and reports over a year of jobs, and a start beside them.
+    History(history::Options),
     /// Connections of strangers, for tests of those who listen.
     #[command(hide = true)]
     Flood(flood::Options),
@@ -66,6 +69,7 @@ fn main() -> anyhow::Result<()> {
         What::Pass(options) => pass::run(&options),
         What::Openb(options) => openb::run(&options),
         What::Replay(options) => replay::run(&options),
+        What::History(options) => history::run(&options),
         What::Flood(options) => flood::run(&options),
         What::PassSocket { socket } => relay::pass_socket(&socket),
         What::Pipe { socket } => relay::pipe(&socket),

@@ -16,6 +16,7 @@ mod faults;
 mod fence;
 mod forward;
 mod gpus;
+mod history;
 mod hostile;
 mod images;
 mod inside;

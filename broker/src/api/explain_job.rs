@@ -8,7 +8,7 @@ use carrel_core::queue::Points;
 use carrel_proto::v1::{self, Explanation, GetJobRequest, Refusal};
 use tonic::Status;
 
-use super::{Call, convert, refuse};
+use super::{Call, convert};
 
 fn priority(state: &State, job: &Job, now: Timestamp) -> v1::Priority {
     let priority = state.priority(job, now);
@@ -30,11 +30,7 @@ fn priority(state: &State, job: &Job, now: Timestamp) -> v1::Priority {
 
 pub(super) async fn explain_job(call: Call, request: GetJobRequest) -> Result<Explanation, Status> {
     let snapshot = call.snapshot();
-    let job = snapshot
-        .state()
-        .job_for(&call.asker.caller, JobId(request.id))
-        .map_err(refuse::status)?
-        .clone();
+    let job = call.job(snapshot.state(), JobId(request.id)).await?;
     let now = call.context.clock.now();
     let waits = matches!(job.phase, Phase::Pending);
     let explained = move || {

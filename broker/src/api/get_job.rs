@@ -5,13 +5,11 @@ use carrel_core::model::ids::JobId;
 use carrel_proto::v1::{GetJobRequest, Job};
 use tonic::Status;
 
-use super::{Call, convert, refuse};
+use super::{Call, convert};
 
 pub(super) async fn get_job(call: Call, request: GetJobRequest) -> Result<Job, Status> {
     let snapshot = call.snapshot();
     let state = snapshot.state();
-    let job = state
-        .job_for(&call.asker.caller, JobId(request.id))
-        .map_err(refuse::status)?;
-    Ok(convert::job(state, job, queue_position(state, job.id)))
+    let job = call.job(state, JobId(request.id)).await?;
+    Ok(convert::job(state, &job, queue_position(state, job.id)))
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use carrel_core::broker::{Input, OpenSession, Reply};
 use carrel_core::model::session::{ContainerOptions, SessionSpec};
+use carrel_core::model::start::StartWish;
 use carrel_proto::convert::ConvertError;
 use carrel_proto::v1::{self, OpenSessionRequest, OpenSessionResponse};
 use tonic::Status;
@@ -33,6 +34,8 @@ pub(super) async fn open_session(
             "a new session without a name needs to say what it is to be",
         ));
     }
+    let mut start: StartWish = request.start.unwrap_or_default().try_into().map_err(unreadable)?;
+    start.conditions = call.settled(start.conditions).await?;
     let open = OpenSession {
         // A name that was made up is used once.
         ephemeral: request.ephemeral || name.is_none(),
@@ -40,7 +43,7 @@ pub(super) async fn open_session(
         spec: request.spec.map(spec).transpose()?,
         must_start: request.must_start,
         request_key: request.request_key,
-        start: request.start.unwrap_or_default().try_into().map_err(unreadable)?,
+        start,
     };
     match call
         .input(Input::OpenSession(call.asker.caller.clone(), open))

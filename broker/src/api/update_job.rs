@@ -13,16 +13,30 @@ use super::refuse::{self, invalid};
 use super::{Call, convert};
 
 pub(super) async fn update_job(call: Call, request: UpdateJobRequest) -> Result<Job, Status> {
+    let id = JobId(request.id);
+    // One that has left the state is known, too: the core will say that it does not wait.
+    let snapshot = call.snapshot();
+    if !snapshot.state().jobs.contains_key(&id) {
+        let past = call.job(snapshot.state(), id).await?;
+        let state = past.state().name();
+        return Err(Status::failed_precondition(format!(
+            "job {id} does not wait: it is {state}"
+        )));
+    }
     let conditions = request.conditions.map(TryInto::try_into).transpose();
+    let conditions = conditions.map_err(|error: ConvertError| invalid(error.to_string()))?;
+    let conditions = match conditions {
+        Some(conditions) => Some(call.settled(conditions).await?),
+        None => None,
+    };
     let update = JobUpdate {
         hold: request.hold,
         nice: request.nice,
         top: request.top,
         begin: request.begin_ms.map(Timestamp::from_millis),
         time_limit: request.time_limit_s.map(Duration::from_secs),
-        conditions: conditions.map_err(|error: ConvertError| invalid(error.to_string()))?,
+        conditions,
     };
-    let id = JobId(request.id);
     call.input(Input::UpdateJob(call.asker.caller.clone(), id, update))
         .await?;
     let snapshot = call.snapshot();

@@ -37,6 +37,7 @@ pub struct ConfigFile {
     pub(super) policy: Option<Policy>,
     pub(super) queue: Option<QueueConfig>,
     pub(super) audit_retention: Option<Span>,
+    pub(super) jobs_in_memory: Option<Span>,
     pub(super) oidc: Option<OidcFile>,
     pub(super) fabric: Option<Fabric>,
 }

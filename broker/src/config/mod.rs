@@ -134,6 +134,8 @@ pub struct Config {
     pub memory: Size,
     /// How long records of the audit log are kept.
     pub audit_retention: Span,
+    /// How long jobs that are over stay in memory.
+    pub jobs_in_memory: Span,
     /// Users who may administer the cluster.
     pub admins: Vec<UserName>,
     /// How the queue is ordered.
@@ -238,6 +240,7 @@ impl Config {
             cpus: file.cpus.unwrap_or(defaults.cpus),
             memory: file.memory.unwrap_or(Size(defaults.memory)),
             audit_retention: file.audit_retention.unwrap_or(Span(defaults.audit_retention)),
+            jobs_in_memory: file.jobs_in_memory.unwrap_or(Span(defaults.jobs_in_memory)),
             admins,
             queue: file.queue.unwrap_or_default(),
             policy: file.policy.unwrap_or_default(),
@@ -270,6 +273,7 @@ impl Config {
             ("lease", self.lease),
             ("contact_timeout", self.contact_timeout),
             ("audit_retention", self.audit_retention),
+            ("jobs_in_memory", self.jobs_in_memory),
         ] {
             if span.is_zero() || span > LONGEST {
                 bail!(
@@ -331,6 +335,7 @@ impl Config {
             memory: self.memory.0,
             policy: self.policy.clone(),
             audit_retention: self.audit_retention.0,
+            jobs_in_memory: self.jobs_in_memory.0,
             queue: self.queue.settings(),
             fabric: self.fabric.clone().unwrap_or_default().into(),
             ..Settings::default()

@@ -44,7 +44,7 @@ use crate::lock::StateDir;
 use crate::notes::Notes;
 use crate::signin::SignIn;
 use crate::signin::oidc::Oidc;
-use crate::store::{AuditLog, Store, StoreError};
+use crate::store::{AuditLog, History, Store, StoreError};
 
 /// Says where the TLS listener is, for tools: "127.0.0.1:7070".
 const LISTEN_FILE: &str = "listen";
@@ -103,6 +103,7 @@ impl Server {
             auth,
             notes,
             audit: AuditLog::new(state.path()),
+            history: History::new(state.path()),
             authority,
             ssh,
             agents,

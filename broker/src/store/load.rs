@@ -38,6 +38,12 @@ pub(super) fn load(store: &Store) -> Result<Vec<Change>, StoreError> {
     bodies(store, "sessions", |session| {
         changes.push(Change::PutSession(Arc::new(session)));
     })?;
+    bodies(store, "past_use", |past| {
+        changes.push(Change::PutPastUse(Arc::new(past)));
+    })?;
+    bodies(store, "past_demand", |(model, demand)| {
+        changes.push(Change::PutPastDemand(model, demand));
+    })?;
     bodies(store, "jobs", |job| changes.push(Change::PutJob(Arc::new(job))))?;
     rows_of_nodes(store, "removals", "session, 0", |node, session, _| {
         changes.push(Change::PutRemoval(node, SessionId(session)));

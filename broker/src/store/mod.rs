@@ -2,9 +2,12 @@
 
 mod audit;
 mod error;
+mod history;
 mod load;
 mod migrate;
 mod newest;
+mod runs;
+mod usage;
 mod write;
 
 use std::fs::{OpenOptions, Permissions};
@@ -16,12 +19,14 @@ use rusqlite::{Connection, TransactionBehavior};
 
 pub use audit::{AUDIT_PAGE, AuditFilter, AuditLog, AuditRow};
 pub use error::StoreError;
+pub use history::{Entry, History, HistoryFilter, HistoryPage, Place};
 pub use migrate::SCHEMA_VERSION;
+pub use usage::{By, UsageFilter, UsageKey, UsageSum};
 
 /// The store's file in the state directory.
 pub const STORE_FILE: &str = "broker.db";
 /// Prepared statements kept: all of them.
-const STATEMENTS: usize = 32;
+const STATEMENTS: usize = 48;
 /// Pages of the write-ahead log (4 KiB each) before they are moved into the
 /// main file. From then on the log is overwritten instead of growing, which
 /// makes a commit faster by a third (ext4): soon, at 4 MiB.

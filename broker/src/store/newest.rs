@@ -6,6 +6,7 @@ use carrel_core::broker::Change;
 use carrel_core::model::ids::{
     AccountName, JobId, JobKey, NodeName, PartitionName, QosName, SessionId, UserName,
 };
+use carrel_core::queue::past::PastKey;
 
 /// What a change is of.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
@@ -17,6 +18,8 @@ enum Entity<'a> {
     Node(&'a NodeName),
     Session(SessionId),
     Job(JobId),
+    PastUse(&'a PastKey),
+    PastDemand(&'a str),
     Removal(&'a NodeName, SessionId),
     Tombstone(&'a NodeName, JobKey),
     Account(&'a AccountName),
@@ -39,7 +42,9 @@ fn entity(change: &Change) -> Option<Entity<'_>> {
         Change::DeleteNode(name) => Entity::Node(name),
         Change::PutSession(session) => Entity::Session(session.id),
         Change::DeleteSession(id) => Entity::Session(*id),
-        Change::PutJob(job) => Entity::Job(job.id),
+        Change::PutJob(job) | Change::ForgetJob(job) => Entity::Job(job.id),
+        Change::PutPastUse(past) => Entity::PastUse(&past.key),
+        Change::PutPastDemand(model, _) => Entity::PastDemand(model),
         Change::PutRemoval(node, session) | Change::DeleteRemoval(node, session) => {
             Entity::Removal(node, *session)
         }

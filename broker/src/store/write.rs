@@ -6,6 +6,8 @@ use carrel_core::model::time::Timestamp;
 use rusqlite::{Transaction, params};
 use serde::Serialize;
 
+use super::runs;
+
 /// What one write may fail with.
 pub(super) enum WriteError {
     /// SQLite's.
@@ -27,7 +29,7 @@ impl From<serde_json::Error> for WriteError {
 }
 
 /// SQLite's integers are signed. Ids and times never come near the half that is lost.
-fn integer(value: u64) -> i64 {
+pub(super) fn integer(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
 
@@ -92,19 +94,58 @@ pub(super) fn write(transaction: &Transaction<'_>, change: &Change) -> Result<()
             ],
         ),
         Change::DeleteSession(id) => run("DELETE FROM sessions WHERE id = ?1", params![integer(id.0)]),
-        Change::PutJob(job) => run(
-            "INSERT OR REPLACE INTO jobs (id, session, owner, name, state, submitted_ms, ended_ms, body)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+        Change::PutJob(job) => {
+            run(
+                "INSERT OR REPLACE INTO jobs (id, session, owner, name, state, submitted_ms, ended_ms, body)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+                params![
+                    integer(job.id.0),
+                    job.session.map(|session| integer(session.0)),
+                    job.owner.as_str(),
+                    job.name,
+                    job.state().name(),
+                    integer(job.submitted.0),
+                    ended(job).map(|at| integer(at.0)),
+                    body(job)?
+                ],
+            )?;
+            Ok(runs::write(transaction, job)?)
+        }
+        Change::ForgetJob(job) => {
+            run("DELETE FROM jobs WHERE id = ?1", params![integer(job.id.0)])?;
+            run(
+                "INSERT OR REPLACE INTO history
+                     (id, owner, account, partition, state, name, submitted_ms, ended_ms, body)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
+                params![
+                    integer(job.id.0),
+                    job.owner.as_str(),
+                    job.terms.account.as_str(),
+                    job.terms.partition.as_str(),
+                    job.state().name(),
+                    job.name,
+                    integer(job.submitted.0),
+                    ended(job).map(|at| integer(at.0)),
+                    body(job)?
+                ],
+            )?;
+            // For those that were written before there were rows for it.
+            Ok(runs::write(transaction, job)?)
+        }
+        Change::PutPastUse(past) => run(
+            "INSERT OR REPLACE INTO past_use (user, account, qos, partition, body)
+             VALUES (?1, ?2, ?3, ?4, ?5)",
             params![
-                integer(job.id.0),
-                job.session.map(|session| integer(session.0)),
-                job.owner.as_str(),
-                job.name,
-                job.state().name(),
-                integer(job.submitted.0),
-                ended(job).map(|at| integer(at.0)),
-                body(job)?
+                past.key.user.as_str(),
+                past.key.account.as_str(),
+                past.key.qos.as_str(),
+                past.key.partition.as_str(),
+                body(past)?
             ],
+        ),
+        Change::PutPastDemand(model, demand) => run(
+            "INSERT OR REPLACE INTO past_demand (model, body) VALUES (?1, ?2)",
+            params![model, body(&(model, demand))?],
         ),
         Change::PutRemoval(node, session) => run(
             "INSERT OR REPLACE INTO removals (node, session) VALUES (?1, ?2)",

@@ -7,6 +7,7 @@ mod bad_input;
 mod configuration;
 mod daemon;
 mod durability;
+mod history;
 mod inside;
 mod lost_store;
 mod nodes;

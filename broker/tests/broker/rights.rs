@@ -33,6 +33,8 @@ pub async fn make(client: &mut TokenClient, call: Call) -> Option<Status> {
         SignSshKey sign_ssh_key;
         GetJob get_job;
         ListJobs list_jobs;
+        ListHistory list_history;
+        GetUsage get_usage;
         ExplainJob explain_job;
         ListNodes list_nodes;
         ListFound list_found;

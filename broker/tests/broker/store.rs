@@ -16,7 +16,8 @@ use carrel_core::model::cpus::Binding;
 use carrel_core::model::gpu::Inventory;
 use carrel_core::model::ids::{ClusterId, Generation, Incarnation, JobId, SessionId};
 use carrel_core::model::job::{
-    Containment, Ending, FenceReport, Job, JobKind, JobState, Leaving, PastRun, Phase, Placed, RankStatus,
+    Charge, Containment, Ending, FenceReport, Job, JobKind, JobState, Leaving, PastRun, Phase, Placed,
+    RankStatus,
 };
 use carrel_core::model::node::NodeRecord;
 use carrel_core::model::partition::{NodeSet, Partition};
@@ -27,6 +28,9 @@ use carrel_core::model::start::{Conditions, Dependency, DependencyKind};
 use carrel_core::model::terms::{Terms, TermsRequest};
 use carrel_core::model::time::Timestamp;
 use carrel_core::model::user::{ApiToken, NodeToken, Role, Scope, User};
+use carrel_core::queue::headroom::Demand;
+use carrel_core::queue::past::{PastKey, PastUse};
+use carrel_core::queue::{Decay, Usage};
 use rusqlite::Connection;
 
 fn request() -> ResourceRequest {
@@ -82,6 +86,37 @@ fn job(id: u64, phase: Phase) -> Change {
     }))
 }
 
+fn past_use() -> PastUse {
+    let mut usage = Usage::default();
+    // Nothing decays: what is used is a whole number, which JSON keeps to the last bit.
+    let decay = Decay {
+        half_life: Duration::ZERO,
+        period: Duration::from_hours(24),
+    };
+    usage.begin(Timestamp(1_000), 3_000, decay);
+    usage.end(Timestamp(5_000_000), 3_000, decay);
+    PastUse {
+        key: PastKey {
+            user: "alice".parse().expect("a name"),
+            account: "lab".parse().expect("a name"),
+            qos: "normal".parse().expect("a name"),
+            partition: "all".parse().expect("a name"),
+        },
+        usage,
+    }
+}
+
+fn past_demand() -> Demand {
+    let decay = Decay {
+        half_life: Duration::ZERO,
+        period: Duration::ZERO,
+    };
+    let mut demand = Demand::default();
+    demand.begin(Timestamp(1_000), 2_000, decay);
+    demand.end(Timestamp(9_000), 2_000, decay);
+    demand
+}
+
 /// One of each kind.
 fn entities() -> Vec<Change> {
     let part = NodeAllocation {
@@ -96,6 +131,11 @@ fn entities() -> Vec<Change> {
         started: Timestamp(2_000),
         deadline: Timestamp(62_000),
         billing_milli: 1_000,
+        charges: vec![Charge {
+            model: "H100".into(),
+            gpu_milli: 1_000,
+            billing_milli: 1_000,
+        }],
         ranks: vec![RankStatus {
             ready: true,
             released: false,
@@ -220,6 +260,8 @@ fn entities() -> Vec<Change> {
             request_key: "k".into(),
             shares: [("bob".parse().expect("a name"), Share::ReadOnly)].into(),
         })),
+        Change::PutPastUse(Arc::new(past_use())),
+        Change::PutPastDemand("H100".into(), past_demand()),
         job(1, Phase::Placed(placed.clone())),
         job(
             2,
@@ -260,7 +302,11 @@ fn everything_comes_back_as_it_was_put() {
     assert!(
         left.iter().all(|change| matches!(
             change,
-            Change::PutCluster(_) | Change::PutJob(_) | Change::PutPerson(_)
+            Change::PutCluster(_)
+                | Change::PutJob(_)
+                | Change::PutPerson(_)
+                | Change::PutPastUse(_)
+                | Change::PutPastDemand(..)
         )),
         "{left:?}"
     );

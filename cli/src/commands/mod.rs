@@ -7,6 +7,7 @@ pub mod completion;
 pub mod explain;
 pub mod extend;
 pub mod found;
+pub mod history;
 pub mod hold;
 pub mod key;
 pub mod login;
@@ -23,6 +24,7 @@ pub mod ssh;
 pub mod stop;
 pub mod token;
 pub mod up;
+pub mod usage;
 pub mod user;
 pub mod version;
 
@@ -45,6 +47,8 @@ fn works_inside(command: &Command) -> bool {
         | Command::Ssh(_)
         | Command::Attach(_)
         | Command::Queue(_)
+        | Command::History(_)
+        | Command::Usage(_)
         | Command::Nodes(_)
         | Command::Hold(_)
         | Command::Release(_)
@@ -82,6 +86,8 @@ pub async fn run(context: &Context, command: Command) -> Result<u8> {
         Command::Attach(args) => attach::run(context, args).await,
         Command::Ps(args) => ps::run(context, args).await,
         Command::Queue(args) => queue::run(context, args).await,
+        Command::History(args) => history::run(context, args).await,
+        Command::Usage(args) => usage::run(context, args).await,
         Command::Show(args) => show::run(context, args).await,
         Command::Nodes(args) => nodes::run(context, args).await,
         Command::Explain(args) => explain::run(context, args).await,

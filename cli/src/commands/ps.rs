@@ -24,7 +24,7 @@ pub struct PsArgs {
     /// Everybody's
     #[arg(short, long)]
     pub all: bool,
-    /// Also jobs that have ended
+    /// Also jobs that have ended lately; `carrel history` has them all
     #[arg(short, long)]
     pub ended: bool,
     /// Sessions instead of jobs

@@ -299,6 +299,14 @@ impl Broker for Service {
         Ok(Response::new(v1::ListSessionsResponse { sessions }))
     }
 
+    async fn list_history(&self, _: Request<v1::ListHistoryRequest>) -> Answer<v1::ListHistoryResponse> {
+        Self::not_here()
+    }
+
+    async fn get_usage(&self, _: Request<v1::GetUsageRequest>) -> Answer<v1::GetUsageResponse> {
+        Self::not_here()
+    }
+
     async fn extend_session(&self, request: Request<v1::ExtendSessionRequest>) -> Answer<v1::Session> {
         let request = request.into_inner();
         let mut session = self.session(&request.name)?;

@@ -16,6 +16,8 @@ use crate::model::qos::Qos;
 use crate::model::session::Session;
 use crate::model::time::Timestamp;
 use crate::model::user::{ApiToken, NodeToken, User};
+use crate::queue::headroom::Demand;
+use crate::queue::past::PastUse;
 
 /// The cluster itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -55,8 +57,14 @@ pub enum Change {
     PutSession(Arc<Session>),
     /// By id.
     DeleteSession(SessionId),
-    /// By id. Jobs are never deleted.
+    /// By id.
     PutJob(Arc<Job>),
+    /// A job that is over leaves the state, and goes into the history as it is here. Its record stays there.
+    ForgetJob(Arc<Job>),
+    /// What was used by jobs that have left the state, by whom and on what terms.
+    PutPastUse(Arc<PastUse>),
+    /// What interactive jobs that have left the state held of a model of GPU.
+    PutPastDemand(String, Demand),
     /// A session's kept changes are to be deleted on a node.
     PutRemoval(NodeName, SessionId),
     /// They are.

@@ -72,11 +72,13 @@ pub fn check(state: &State) -> Vec<Violation> {
     let mut sizes: BTreeMap<NodeName, (u64, u64)> = BTreeMap::new();
     let mut pending = BTreeSet::new();
     let mut deadlines = BTreeSet::new();
+    let mut ended = BTreeSet::new();
     let mut holding: BTreeMap<SessionId, u32> = BTreeMap::new();
     for job in state.jobs.values() {
         if matches!(job.phase, Phase::Pending) {
             pending.insert(job.id);
         }
+        ended.extend(super::index::ended(job).map(|at| (at, job.id)));
         let Some(placed) = job.placed() else { continue };
         deadlines.insert((placed.deadline, job.id));
         let held = placed.allocation.nodes.len();
@@ -166,6 +168,9 @@ pub fn check(state: &State) -> Vec<Violation> {
     };
     if !pending.iter().all(placed_right) {
         found.push(Violation::Index("who may start"));
+    }
+    if !state.ended.iter().eq(ended.iter()) {
+        found.push(Violation::Index("ended jobs"));
     }
     if !state.deadlines.iter().eq(deadlines.iter()) {
         found.push(Violation::Index("deadlines"));

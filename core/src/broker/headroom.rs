@@ -45,6 +45,11 @@ impl HeadroomSettings {
 }
 
 impl ByModel {
+    /// What was held of a model by jobs that are not in the state any more.
+    pub(super) fn set_past(&mut self, model: String, demand: Demand) {
+        self.demand.insert(model, demand);
+    }
+
     fn begin(&mut self, id: JobId, counted: Counted, at: Timestamp, decay: Decay) {
         for (model, milli) in &counted.held {
             if counted.interactive {
@@ -135,6 +140,24 @@ impl State {
         if over.is_some() {
             self.by_model.end(job.id, at, decay);
         }
+    }
+
+    /// What interactive jobs that have left the state held of each model, this one among them, where it held any.
+    pub(super) fn past_demand_with(&self, job: &Job) -> Vec<(String, Demand)> {
+        let decay = self.settings.queue.headroom.decay();
+        let Phase::Ended { at, last, .. } = &job.phase else {
+            return Vec::new();
+        };
+        let Some(last) = last.as_ref().filter(|_| job.kind == JobKind::Interactive) else {
+            return Vec::new();
+        };
+        let counted = |(model, milli): (String, u64)| {
+            let mut demand = self.past_demand.get(&model).copied().unwrap_or_default();
+            demand.begin(last.started, milli, decay);
+            demand.end(*at, milli, decay);
+            (model, demand)
+        };
+        self.by_model(&last.allocation).into_iter().map(counted).collect()
     }
 
     /// Thousandths of GPUs of each model.

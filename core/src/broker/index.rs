@@ -29,6 +29,14 @@ pub enum Aside {
     Never(Dependency),
 }
 
+/// When a job was over.
+pub(super) fn ended(job: &Job) -> Option<Timestamp> {
+    match job.phase {
+        Phase::Ended { at, .. } => Some(at),
+        Phase::Pending | Phase::Placed(_) => None,
+    }
+}
+
 impl State {
     /// Puts a job in place of its former self, indexes and all.
     pub(super) fn insert_job(&mut self, job: Arc<Job>) {
@@ -50,6 +58,12 @@ impl State {
         let parts = old.as_deref().and_then(held).into_iter().chain(held(&job));
         for part in parts.flatten() {
             self.refresh(&part.node);
+        }
+        if let Some(at) = old.as_deref().and_then(ended) {
+            self.ended.remove(&(at, job.id));
+        }
+        if let Some(at) = ended(&job) {
+            self.ended.insert((at, job.id));
         }
         let over = |job: &Job| matches!(job.phase, Phase::Ended { .. });
         // One that is over in a restored store may be found running.
@@ -95,6 +109,9 @@ impl State {
     pub(super) fn count_anew(&mut self) {
         let decay = self.settings.queue.decay();
         self.tallies = Tallies::default();
+        for past in self.past_use.values() {
+            self.tallies.count_past(&self.accounts, past, decay);
+        }
         for job in self.jobs.values() {
             self.tallies.change(&self.accounts, None, job, decay);
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::state::State;
 use crate::model::ids::{AccountName, JobId, QosName, UserName};
-use crate::model::job::{Job, JobKind};
+use crate::model::job::{Charge, Job, JobKind};
 use crate::model::qos::MAX_PRIORITY;
 use crate::model::resources::Allocation;
 use crate::model::time::Timestamp;
@@ -258,28 +258,34 @@ impl State {
         }
     }
 
-    /// What a job counts as that holds this, thousandths of GPU-equivalents.
-    pub(super) fn billing_milli(&self, qos: &QosName, held: &Allocation) -> u64 {
+    /// What a job counts as that holds this, by model.
+    pub(super) fn charges(&self, qos: &QosName, held: &Allocation) -> Vec<Charge> {
         let queue = &self.settings.queue;
-        let model = |part: &crate::model::resources::NodeAllocation, gpu| {
-            let node = self.nodes.get(&part.node)?;
-            let all = node.inventory.gpus.iter();
-            Some(queue.gpu_weight(&all.into_iter().find(|one| one.uuid == gpu)?.model))
-        };
-        let of = |part: &crate::model::resources::NodeAllocation| -> u64 {
+        let mut by_model: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
+        for part in &held.nodes {
             if part.gpus.is_empty() {
-                return u64::from(part.cpus) * u64::from(queue.cpu_weight);
+                by_model.entry("").or_default().1 += u64::from(part.cpus) * u64::from(queue.cpu_weight);
             }
-            let units = part.gpus.iter();
-            let weighed = units.map(|unit| {
-                let weight = model(part, unit.gpu.clone()).unwrap_or(1_000);
-                u64::from(unit.slice.milli()) * u64::from(weight) / 1_000
-            });
-            weighed.sum()
+            let gpus = self.nodes.get(&part.node).map(|node| &node.inventory.gpus);
+            for unit in &part.gpus {
+                let mut known = gpus.into_iter().flatten();
+                let model = known
+                    .find(|gpu| gpu.uuid == unit.gpu)
+                    .map(|gpu| gpu.model.as_str());
+                let weight = model.map_or(1_000, |model| queue.gpu_weight(model));
+                let milli = u64::from(unit.slice.milli());
+                let (gpus, billed) = by_model.entry(model.unwrap_or("unknown")).or_default();
+                *gpus += milli;
+                *billed += milli * u64::from(weight) / 1_000;
+            }
+        }
+        let factor = u64::from(self.qos.get(qos).map_or(1_000, |qos| qos.usage_milli));
+        let charge = |(model, (gpu_milli, billed)): (&str, (u64, u64))| Charge {
+            model: model.to_owned(),
+            gpu_milli,
+            billing_milli: billed * factor / 1_000,
         };
-        let held: u64 = held.nodes.iter().map(of).sum();
-        let factor = self.qos.get(qos).map_or(1_000, |qos| qos.usage_milli);
-        held * u64::from(factor) / 1_000
+        by_model.into_iter().map(charge).collect()
     }
 }
 

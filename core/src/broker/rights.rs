@@ -24,6 +24,8 @@ pub enum Call {
     GetJob,
     UpdateJob,
     ListJobs,
+    ListHistory,
+    GetUsage,
     ExplainJob,
     PlanSession,
     ListNodes,
@@ -93,7 +95,7 @@ const fn needs(
 
 impl Call {
     /// All of them.
-    pub const ALL: [Self; 40] = [
+    pub const ALL: [Self; 42] = [
         Self::GetCluster,
         Self::OpenSession,
         Self::GetSession,
@@ -109,6 +111,8 @@ impl Call {
         Self::GetJob,
         Self::UpdateJob,
         Self::ListJobs,
+        Self::ListHistory,
+        Self::GetUsage,
         Self::ExplainJob,
         Self::PlanSession,
         Self::ListNodes,
@@ -161,6 +165,9 @@ impl Call {
             Self::GetJob          => needs( User,     Read,     Some(User),     None,                  Own),
             Self::UpdateJob       => needs( User,     Sessions, Some(Operator), None,                  No),
             Self::ListJobs        => needs( User,     Read,     Some(User),     None,                  Own),
+            // What somebody has done over a year is theirs, and the operators'.
+            Self::ListHistory     => needs( User,     Read,     Some(Operator), None,                  No),
+            Self::GetUsage        => needs( User,     Read,     Some(Operator), None,                  No),
             Self::ExplainJob      => needs( User,     Read,     Some(User),     None,                  Own),
             Self::PlanSession     => needs( User,     Read,     None,           None,                  No),
             Self::ListNodes       => needs( User,     Read,     None,           None,                  No),

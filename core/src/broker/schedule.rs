@@ -310,10 +310,12 @@ impl Broker {
     fn give(&mut self, now: Timestamp, job: &Job, allocation: Allocation) -> Vec<NodeName> {
         self.state.next_generation = self.state.next_generation.next();
         let nodes: Vec<NodeName> = allocation.nodes.iter().map(|part| part.node.clone()).collect();
+        let charges = self.state.charges(&job.terms.qos, &allocation);
         let placed = Placed {
             generation: self.state.next_generation,
             ranks: vec![RankStatus::default(); nodes.len()],
-            billing_milli: self.state.billing_milli(&job.terms.qos, &allocation),
+            billing_milli: charges.iter().map(|charge| charge.billing_milli).sum(),
+            charges,
             allocation,
             started: now,
             deadline: now.after(job.time_limit),

@@ -47,6 +47,8 @@ pub struct Settings {
     pub policy: Policy,
     /// How long records of the audit log are kept.
     pub audit_retention: Duration,
+    /// How long jobs that are over stay in memory; after that they are in the history alone.
+    pub jobs_in_memory: Duration,
     /// How the queue is ordered.
     pub queue: QueueSettings,
     /// Switches and blocks over the nodes.
@@ -72,6 +74,7 @@ impl Default for Settings {
             memory: 4 * GIB,
             policy: Policy::default(),
             audit_retention: Duration::from_hours(400 * 24),
+            jobs_in_memory: Duration::from_hours(1),
             queue: QueueSettings::default(),
             fabric: Arc::default(),
         }

@@ -1,5 +1,6 @@
 //! Everything that a broker knows.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use imbl::{OrdMap, OrdSet};
@@ -24,6 +25,8 @@ use crate::model::time::Timestamp;
 use crate::model::user::{ApiToken, NodeToken, User};
 use crate::placement::{Hosts, Recent};
 use crate::queue::fair_tree::Standings;
+use crate::queue::headroom::Demand;
+use crate::queue::past::{PastKey, PastUse};
 use crate::queue::tally::Accounts;
 use crate::queue::{Pending, Tallies};
 
@@ -50,8 +53,12 @@ pub struct State {
     pub nodes: OrdMap<NodeName, Arc<NodeRecord>>,
     /// Sessions.
     pub sessions: OrdMap<SessionId, Arc<Session>>,
-    /// Jobs, ended ones too.
+    /// Jobs: those that are not over, and those that were until lately, or that something still refers to.
     pub jobs: OrdMap<JobId, Arc<Job>>,
+    /// What jobs have used that are here no more.
+    pub past_use: OrdMap<PastKey, Arc<PastUse>>,
+    /// What those of them that were interactive held of each model of GPU.
+    pub past_demand: OrdMap<String, Demand>,
     /// Kept changes that nodes are to delete.
     pub removals: OrdMap<(NodeName, SessionId), ()>,
     /// Found jobs that an operator wants ended.
@@ -89,6 +96,10 @@ pub struct State {
     pub tallies: Tallies,
     /// Fair-share, and when it was worked out.
     pub standings: (Timestamp, Arc<Standings>),
+    /// Jobs that are over, by when that was.
+    pub ended: OrdSet<(Timestamp, JobId)>,
+    /// When those that are to leave are looked for next.
+    pub forget_next: Timestamp,
     /// Jobs that hold something, by when they end at the latest.
     pub deadlines: OrdSet<(Timestamp, JobId)>,
     /// What live jobs hold on each node.
@@ -184,6 +195,8 @@ impl State {
             nodes: OrdMap::new(),
             sessions: OrdMap::new(),
             jobs: OrdMap::new(),
+            past_use: OrdMap::new(),
+            past_demand: OrdMap::new(),
             removals: OrdMap::new(),
             tombstones: OrdSet::new(),
             accounts: OrdMap::new(),
@@ -202,6 +215,8 @@ impl State {
             by_model: ByModel::default(),
             tallies: Tallies::default(),
             standings: (Timestamp(0), Arc::default()),
+            ended: OrdSet::new(),
+            forget_next: now,
             deadlines: OrdSet::new(),
             usage: OrdMap::new(),
             placed_on: OrdMap::new(),
@@ -214,12 +229,28 @@ impl State {
             audit_trimmed: now,
         };
         state.hosts.keep(state.settings.reserve);
-        // Jobs are counted on accounts, and say what they ask for through their sessions.
-        let (jobs, others): (Vec<_>, Vec<_>) = records
-            .into_iter()
-            .partition(|record| matches!(record, Change::PutJob(_)));
-        for record in others.into_iter().chain(jobs) {
-            state.apply(record);
+        // Jobs are counted on accounts, and say what they ask for through their sessions: they come last.
+        let mut jobs: BTreeMap<JobId, Arc<Job>> = BTreeMap::new();
+        for record in records {
+            match record {
+                Change::PutJob(job) => {
+                    jobs.insert(job.id, job);
+                }
+                Change::ForgetJob(job) => {
+                    jobs.remove(&job.id);
+                }
+                other => state.apply(other),
+            }
+        }
+        for (model, demand) in &state.past_demand {
+            state.by_model.set_past(model.clone(), *demand);
+        }
+        let decay = state.settings.queue.decay();
+        for past in state.past_use.values() {
+            state.tallies.count_past(&state.accounts, past, decay);
+        }
+        for job in jobs.into_values() {
+            state.insert_job(job);
         }
         let lately = state.jobs.values().rev().take(MAX_REMEMBERED);
         let mut lately: Vec<Arc<Job>> = lately.cloned().collect();
@@ -274,7 +305,13 @@ impl State {
             Change::DeleteNode(name) => self.remove_node(&name),
             Change::PutSession(session) => self.insert_session(session),
             Change::DeleteSession(id) => self.remove_session(id),
-            Change::PutJob(job) => self.insert_job(job),
+            Change::PutPastUse(past) => {
+                self.past_use.insert(past.key.clone(), past);
+            }
+            Change::PutPastDemand(model, demand) => {
+                self.past_demand.insert(model, demand);
+            }
+            Change::PutJob(_) | Change::ForgetJob(_) => unreachable!("jobs come last"),
             Change::PutRemoval(node, session) => {
                 self.removals.insert((node, session), ());
             }
@@ -441,6 +478,17 @@ impl State {
             })
     }
 
+    /// When jobs that are over leave the state next.
+    fn next_forgotten(&self) -> Option<Timestamp> {
+        let (oldest, _) = self.ended.get_min()?;
+        let due = if self.ended.len() > super::on::MAX_ENDED {
+            Timestamp(0)
+        } else {
+            oldest.after(self.settings.jobs_in_memory)
+        };
+        Some(due.max(self.forget_next))
+    }
+
     /// When the next timer is due.
     pub(super) fn next_deadline(&self) -> Option<Timestamp> {
         let job = self.deadlines.iter().find_map(|(at, id)| {
@@ -468,6 +516,11 @@ impl State {
         let patience = waits.into_iter().flatten().map(|(at, _)| *at);
         let trim = self.audit_trimmed.after(super::on::AUDIT_TRIM);
         let jobs = job.into_iter().chain(patience).chain(self.next_pass);
-        jobs.chain(nodes).chain(tokens).chain([trim]).min()
+        let forgotten = self.next_forgotten();
+        jobs.chain(nodes)
+            .chain(tokens)
+            .chain(forgotten)
+            .chain([trim])
+            .min()
     }
 }

@@ -141,6 +141,17 @@ pub struct Leaving {
     pub for_job: Option<JobId>,
 }
 
+/// What a job holds of one model of GPU, and what that counts as.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Charge {
+    /// The model, as its node names it; empty: what is held without a GPU.
+    pub model: String,
+    /// GPUs, thousandths.
+    pub gpu_milli: u64,
+    /// What they count as for fair-share and limits of GPU-minutes, thousandths of GPU-equivalents.
+    pub billing_milli: u64,
+}
+
 /// What a job has while it holds resources.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Placed {
@@ -155,6 +166,9 @@ pub struct Placed {
     /// What it counts as for fair-share and limits of GPU-minutes, thousandths of GPU-equivalents.
     #[serde(default)]
     pub billing_milli: u64,
+    /// The same by model; empty in records of before it was kept.
+    #[serde(default)]
+    pub charges: Vec<Charge>,
     /// One entry a rank.
     pub ranks: Vec<RankStatus>,
     /// Set once it is being ended.

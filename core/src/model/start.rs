@@ -80,6 +80,29 @@ pub struct Conditions {
 }
 
 impl Conditions {
+    /// Without what is decided already, by jobs that are over: those that are left.
+    ///
+    /// # Errors
+    /// This dependency will never be met.
+    pub fn settle(mut self, over: impl Fn(JobId) -> Option<(JobState, bool)>) -> Result<Self, Dependency> {
+        let met = |one: &Dependency| over(one.job).map(|(state, started)| one.kind.is_met(state, started));
+        let decided =
+            |one: &Dependency, as_wished: bool| met(one).is_some_and(|met| met.is_some() == as_wished);
+        if self.any && self.dependencies.iter().any(|one| decided(one, true)) {
+            self.dependencies.clear();
+            return Ok(self);
+        }
+        let never = self.dependencies.iter().find(|one| decided(one, false)).copied();
+        let open = self.dependencies.iter().any(|one| met(one).is_none());
+        match never {
+            Some(never) if !self.any || !open => Err(never),
+            _ => {
+                self.dependencies.retain(|one| met(one).is_none());
+                Ok(self)
+            }
+        }
+    }
+
     /// None.
     pub fn is_empty(&self) -> bool {
         self.dependencies.is_empty() && !self.singleton
@@ -97,4 +120,49 @@ pub struct StartWish {
     pub conditions: Conditions,
     /// Not at all, if not within this time.
     pub within: Option<Duration>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Job 1 is completed, job 2 failed, job 3 is not over.
+    fn over(job: JobId) -> Option<(JobState, bool)> {
+        match job.0 {
+            1 => Some((JobState::Completed, true)),
+            2 => Some((JobState::Failed, true)),
+            _ => None,
+        }
+    }
+
+    fn settled(any: bool, dependencies: &[(DependencyKind, u64)]) -> Result<Vec<u64>, u64> {
+        let dependency = |(kind, job): &(DependencyKind, u64)| Dependency {
+            kind: *kind,
+            job: JobId(*job),
+        };
+        let conditions = Conditions {
+            dependencies: dependencies.iter().map(dependency).collect(),
+            any,
+            singleton: false,
+        };
+        let settled = conditions.settle(over);
+        let left = settled.map(|left| left.dependencies.iter().map(|one| one.job.0).collect());
+        left.map_err(|never| never.job.0)
+    }
+
+    #[test]
+    fn what_is_over_is_decided() {
+        use DependencyKind::{After, AfterAny, AfterNotOk, AfterOk};
+        assert_eq!(
+            settled(false, &[(AfterOk, 1), (AfterAny, 2), (After, 1)]),
+            Ok(vec![])
+        );
+        assert_eq!(settled(false, &[(AfterOk, 1), (AfterOk, 3)]), Ok(vec![3]));
+        assert_eq!(settled(false, &[(AfterOk, 3), (AfterOk, 2)]), Err(2));
+        assert_eq!(settled(false, &[(AfterNotOk, 1)]), Err(1));
+        // One is enough.
+        assert_eq!(settled(true, &[(AfterOk, 2), (AfterOk, 3)]), Ok(vec![3]));
+        assert_eq!(settled(true, &[(AfterOk, 3), (AfterNotOk, 2)]), Ok(vec![]));
+        assert_eq!(settled(true, &[(AfterOk, 2), (AfterNotOk, 1)]), Err(2));
+    }
 }

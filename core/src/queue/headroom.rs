@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use super::usage::{Decay, Usage};
 use crate::model::time::Timestamp;
 
@@ -36,7 +38,7 @@ pub struct Kept {
 }
 
 /// What jobs of one sort have held lately of one sort of GPU.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Demand {
     /// Each counts as one.
     jobs: Usage,

@@ -5,6 +5,7 @@
 
 pub mod fair_tree;
 pub mod headroom;
+pub mod past;
 pub mod pending;
 pub mod priority;
 pub mod profile;
@@ -15,6 +16,7 @@ pub mod usage;
 mod tests;
 
 pub use headroom::Kept;
+pub use past::PastUse;
 pub use pending::{Class, ClassKey, Pending, Wait};
 pub use priority::{Factors, Points, Weights};
 pub use tally::{Holder, Limit, Reached, Tallies, Tally};

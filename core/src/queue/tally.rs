@@ -4,6 +4,7 @@ use std::fmt;
 
 use imbl::OrdMap;
 
+use super::past::{PastKey, PastUse};
 use super::usage::{Decay, Usage};
 use crate::model::account::{Account, Limits, MAX_DEPTH};
 use crate::model::ids::{AccountName, PartitionName, QosName, UserName};
@@ -96,14 +97,14 @@ pub struct Tallies(OrdMap<Holder, Tally>);
 
 /// A time in which a job held something.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Run {
-    from: Timestamp,
+pub(super) struct Run {
+    pub from: Timestamp,
     /// None: it still does.
-    to: Option<Timestamp>,
-    billing_milli: u64,
+    pub to: Option<Timestamp>,
+    pub billing_milli: u64,
 }
 
-fn runs(job: &Job) -> Vec<Run> {
+pub(super) fn runs(job: &Job) -> Vec<Run> {
     let past = job.past_runs.iter().map(|run| Run {
         from: run.started,
         to: Some(run.ended),
@@ -182,6 +183,15 @@ impl Tallies {
         }
     }
 
+    /// Counts what was used by jobs that are not in the state any more.
+    pub fn count_past(&mut self, accounts: &Accounts, past: &PastUse, decay: Decay) {
+        for holder in holders_of(accounts, &past.key) {
+            let mut tally = self.of(&holder);
+            tally.usage.merge(past.usage, decay);
+            self.put(holder, tally);
+        }
+    }
+
     fn put(&mut self, holder: Holder, tally: Tally) {
         if tally == Tally::default() {
             self.0.remove(&holder);
@@ -193,17 +203,26 @@ impl Tallies {
 
 /// For whom a job is counted.
 pub fn holders(accounts: &Accounts, job: &Job) -> Vec<Holder> {
-    let (owner, terms) = (&job.owner, &job.terms);
+    holders_of(accounts, &PastKey::of(job))
+}
+
+fn holders_of(accounts: &Accounts, key: &PastKey) -> Vec<Holder> {
+    let PastKey {
+        user,
+        account,
+        qos,
+        partition,
+    } = key;
     let mut holders = vec![
-        Holder::User(owner.clone()),
-        Holder::Member(terms.account.clone(), owner.clone()),
-        Holder::Account(terms.account.clone()),
-        Holder::Qos(terms.qos.clone()),
-        Holder::QosUser(terms.qos.clone(), owner.clone()),
-        Holder::Partition(terms.partition.clone()),
-        Holder::PartitionUser(terms.partition.clone(), owner.clone()),
+        Holder::User(user.clone()),
+        Holder::Member(account.clone(), user.clone()),
+        Holder::Account(account.clone()),
+        Holder::Qos(qos.clone()),
+        Holder::QosUser(qos.clone(), user.clone()),
+        Holder::Partition(partition.clone()),
+        Holder::PartitionUser(partition.clone(), user.clone()),
     ];
-    holders.extend(above(accounts, &terms.account).into_iter().map(Holder::Account));
+    holders.extend(above(accounts, account).into_iter().map(Holder::Account));
     holders
 }
 

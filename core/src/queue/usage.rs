@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::model::time::Timestamp;
 
 /// Use of GPUs over time. While something is held it grows by itself: nothing has to be counted between
 /// a job's start and its end.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Usage {
     /// Until when it is counted.
     at: Timestamp,
@@ -17,6 +19,9 @@ pub struct Usage {
     /// Thousandths of GPU-equivalents times milliseconds, in the period in which `at` is.
     in_period: u128,
 }
+
+// What is decayed is never less than zero, and always a number.
+impl Eq for Usage {}
 
 /// How use is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,6 +89,16 @@ impl Usage {
         } else {
             self.in_period.saturating_sub(amount)
         };
+    }
+
+    /// What another holds and has used is counted here as well.
+    pub fn merge(&mut self, mut other: Self, decay: Decay) {
+        let at = self.at.max(other.at);
+        self.advance(at, decay);
+        other.advance(at, decay);
+        self.rate_milli += other.rate_milli;
+        self.decayed += other.decayed;
+        self.in_period += other.in_period;
     }
 
     fn advance(&mut self, to: Timestamp, decay: Decay) {

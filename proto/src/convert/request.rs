@@ -173,6 +173,28 @@ impl From<JobState> for v1::JobState {
     }
 }
 
+impl TryFrom<v1::JobState> for JobState {
+    type Error = ConvertError;
+
+    fn try_from(state: v1::JobState) -> Result<Self, ConvertError> {
+        Ok(match state {
+            v1::JobState::Pending => Self::Pending,
+            v1::JobState::Configuring => Self::Configuring,
+            v1::JobState::Running => Self::Running,
+            v1::JobState::Completing => Self::Completing,
+            v1::JobState::Completed => Self::Completed,
+            v1::JobState::Failed => Self::Failed,
+            v1::JobState::Cancelled => Self::Cancelled,
+            v1::JobState::Timeout => Self::Timeout,
+            v1::JobState::Preempted => Self::Preempted,
+            v1::JobState::NodeFail => Self::NodeFail,
+            v1::JobState::OutOfMemory => Self::OutOfMemory,
+            v1::JobState::Suspended => Self::Suspended,
+            v1::JobState::Unspecified => return Err(ConvertError::Missing("state of a job")),
+        })
+    }
+}
+
 impl From<SessionState> for v1::SessionState {
     fn from(state: SessionState) -> Self {
         match state {

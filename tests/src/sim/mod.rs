@@ -87,6 +87,7 @@ pub const EXPECTED: &[&str] = &[
     "job found",
     "found job adopted",
     "found job ended",
+    "job that is over forgotten",
     // Placement.
     "fabric described otherwise",
     "grant of several components",

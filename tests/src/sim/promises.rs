@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use carrel_core::broker::{Broker, OpenSession, Reject, State};
 use carrel_core::model::ids::{JobId, JobKey, SessionId};
-use carrel_core::model::job::JobState;
+use carrel_core::model::job::{Job, JobState};
 use carrel_core::model::resources::ResourceRequest;
 use carrel_core::model::time::Timestamp;
 
@@ -271,6 +271,14 @@ fn count_kept(request: &ResourceRequest, counts: &mut Counts) {
 }
 
 impl Told {
+    /// A job that is over is in the history from now on. One that is not stays promised, and will be missed.
+    pub(super) fn forget(&mut self, job: &Job) {
+        if job.state().is_final() {
+            self.jobs.remove(&job.id);
+            self.sessions.retain(|_, of| *of != job.id);
+        }
+    }
+
     /// Whether it holds.
     fn hold(&self, state: &State) -> Result<(), String> {
         for (id, job) in &self.sessions {

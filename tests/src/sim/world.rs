@@ -157,6 +157,8 @@ pub(super) fn settings(wires: &Wires, mutant: Option<Mutant>) -> Settings {
         lease: Duration::from_mins(5),
         lease_margin: Duration::from_secs(30),
         contact_timeout: Duration::from_mins(1),
+        // Longer than any node is away: what it speaks of then is known.
+        jobs_in_memory: Duration::from_mins(30),
         queue: QueueSettings {
             preemption: PreemptionSettings {
                 min_runtime: Duration::from_mins(1),
@@ -487,6 +489,12 @@ impl World {
             return None;
         }
         self.broker_moved |= !changes.is_empty();
+        for change in &changes {
+            if let Change::ForgetJob(job) = change {
+                self.counts.add("job that is over forgotten");
+                self.told.forget(job);
+            }
+        }
         self.store.changes.extend(changes);
         if self.faults && self.rng.one_in(700) {
             self.counts.add("broker killed after a commit, before it spoke");

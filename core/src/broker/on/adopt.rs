@@ -287,12 +287,14 @@ impl State {
         let allocation = Allocation {
             nodes: nodes.collect(),
         };
+        let charges = self.charges(&QosName::normal(), &allocation);
         Ok(Adoptable {
             owner,
             session,
             placed: Placed {
                 generation: key.generation,
-                billing_milli: self.billing_milli(&QosName::normal(), &allocation),
+                billing_milli: charges.iter().map(|charge| charge.billing_milli).sum(),
+                charges,
                 allocation,
                 started,
                 deadline,

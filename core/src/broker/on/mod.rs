@@ -6,6 +6,7 @@ mod batch;
 mod constraints;
 mod directory;
 mod end;
+mod forget;
 mod job;
 mod limits;
 mod node;
@@ -18,6 +19,7 @@ mod share;
 mod tick;
 mod token;
 
+pub(super) use forget::MAX_ENDED;
 pub(super) use tick::AUDIT_TRIM;
 
 use super::{Broker, Input, Reject, Reply};

@@ -29,6 +29,7 @@ impl Broker {
         }
         self.give_up_lost_nodes(now);
         self.forget_expired_tokens(now);
+        self.forget_ended(now);
         Ok(Reply::Done)
     }
 

@@ -4,6 +4,7 @@ mod accounts;
 mod backfill;
 mod constraints;
 mod forecast;
+mod forget;
 mod found;
 mod hardware;
 mod inside;
