@@ -13,6 +13,7 @@ mod config;
 mod connect;
 mod constraints;
 mod context;
+mod end_signal;
 mod error;
 mod grant;
 mod output;

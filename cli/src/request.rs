@@ -69,6 +69,10 @@ pub struct RequestArgs {
     /// Be yourself in a session that was started with --root before; its files stay
     #[arg(long, overrides_with = "root")]
     pub no_root: bool,
+    /// Before the deadline, send SIG to everything but the shells of terminals, or with B: to these alone
+    /// [default time: 60]
+    #[arg(long, value_name = "[B:]SIG[@SECONDS]", value_parser = crate::end_signal::parse)]
+    pub signal: Option<v1::EndSignal>,
     /// Which nodes.
     #[command(flatten)]
     pub constraints: ConstraintArgs,
@@ -135,6 +139,7 @@ impl RequestArgs {
             ("--mount", !self.mount.is_empty()),
             ("--root", self.root),
             ("--no-root", self.no_root),
+            ("--signal", self.signal.is_some()),
             ("--account", self.terms.account.is_some()),
             ("--qos", self.terms.qos.is_some()),
             ("--partition", self.terms.partition.is_some()),
@@ -163,6 +168,7 @@ impl RequestArgs {
             mount,
             root,
             no_root,
+            signal,
             constraints,
             terms,
             more,
@@ -170,7 +176,7 @@ impl RequestArgs {
         if *terms != TermsArgs::default() {
             return false;
         }
-        if *constraints != ConstraintArgs::default() || !more.is_empty() {
+        if *constraints != ConstraintArgs::default() || !more.is_empty() || signal.is_some() {
             return false;
         }
         if !tasks.is_empty() || !env.is_empty() || workdir.is_some() || !mount.is_empty() || *root || *no_root
@@ -266,6 +272,7 @@ impl RequestArgs {
             base.mounts.push(mount.clone());
         }
         base.root = self.root || base.root && !self.no_root;
+        base.end_signal = self.signal.or(base.end_signal);
         Ok(base)
     }
 

@@ -17,7 +17,7 @@ use anyhow::{Context, Result};
 use bytes::{Buf, BufMut, Bytes};
 use carrel_core::broker::Call;
 use carrel_core::model::ids::JobKey;
-use carrel_proto::inside::{HEADER, SOCKET_NAME};
+use carrel_proto::inside::{DEADLINE_NAME, HEADER, SOCKET_NAME};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
@@ -99,6 +99,15 @@ struct Job {
     uid: u32,
     upstream: Arc<Upstream>,
     turns: Semaphore,
+}
+
+/// Says when the job ends, to its programs: whole, or as before.
+pub fn write_deadline(dir: &Path, text: &str) -> Result<()> {
+    let (path, new) = (dir.join(DEADLINE_NAME), dir.join(".deadline.new"));
+    fs::write(&new, text)
+        .and_then(|()| fs::set_permissions(&new, Permissions::from_mode(0o644)))
+        .and_then(|()| fs::rename(&new, &path))
+        .with_context(|| format!("writing {}", path.display()))
 }
 
 /// Serves a job's socket in `dir`, which the job's container shows at [`carrel_proto::inside::DIR`].

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::SystemTime;
 
 use carrel_core::broker::{Broker, State};
-use carrel_core::model::ids::{NodeName, UserName};
+use carrel_core::model::ids::{JobId, NodeName, UserName};
 use carrel_core::model::node::DesiredJob;
 use carrel_core::model::session::Share;
 use carrel_proto::v1;
@@ -34,9 +34,23 @@ pub(super) fn message(
         }
         Some((identity?, access(context, core.state(), job, certificates)))
     };
-    let message = carrel_proto::convert::desired(&desired, extras, context.gateways.for_agents());
+    let mut message = carrel_proto::convert::desired(&desired, extras, context.gateways.for_agents());
     certificates.keep_only(&desired.jobs);
+    for job in &mut message.jobs {
+        job.warn_before_s = warnings(core.state(), JobId(job.job));
+    }
     Some(message)
+}
+
+/// How many seconds before its deadline a job's terminals are warned.
+fn warnings(state: &State, job: JobId) -> Vec<u32> {
+    let placed = state.jobs.get(&job).and_then(|job| job.placed());
+    let length = placed.map(|placed| placed.deadline.since(placed.started));
+    let warnings = state.settings.warnings(length.unwrap_or_default());
+    warnings
+        .iter()
+        .map(|before| u32::try_from(before.as_secs()).unwrap_or(u32::MAX))
+        .collect()
 }
 
 fn identity(state: &State, job: &DesiredJob) -> Option<v1::Identity> {

@@ -87,6 +87,11 @@ pub(super) fn spec(spec: v1::SessionSpec) -> Result<SessionSpec, Status> {
         container: ContainerOptions {
             mounts: spec.mounts.into_iter().map(Into::into).collect(),
             root: spec.root,
+            end_signal: spec
+                .end_signal
+                .map(TryInto::try_into)
+                .transpose()
+                .map_err(unreadable)?,
         },
         terms: spec.terms.unwrap_or_default().try_into().map_err(unreadable)?,
     })

@@ -27,6 +27,7 @@ pub struct ConfigFile {
     pub(super) lease: Option<Span>,
     pub(super) contact_timeout: Option<Span>,
     pub(super) grace: Option<Span>,
+    pub(super) warn_before: Option<Vec<Span>>,
     pub(super) cpus_per_gpu: Option<u32>,
     pub(super) memory_per_gpu: Option<Size>,
     pub(super) cpus_reserved_per_gpu: Option<u32>,

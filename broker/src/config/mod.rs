@@ -36,6 +36,8 @@ const DOMAIN: &str = "carrel";
 const MAX_SOCKET_PATH: usize = 107;
 /// A lease shorter than this is lost to one slow answer.
 const SHORTEST_LEASE: Duration = Duration::from_secs(2);
+/// Warnings of one deadline.
+const MAX_WARNINGS: usize = 16;
 /// Longest of any time that is set; beyond it is a slip of the keyboard.
 const LONGEST: Duration = Duration::from_hours(10 * 365 * 24);
 
@@ -120,6 +122,8 @@ pub struct Config {
     pub contact_timeout: Span,
     /// Between terminate and kill.
     pub grace: Span,
+    /// So long before a deadline terminals are warned.
+    pub warn_before: Vec<Span>,
     /// Hardware threads a GPU by default.
     pub cpus_per_gpu: u32,
     /// Memory a GPU by default.
@@ -231,6 +235,9 @@ impl Config {
                 .or(file.contact_timeout)
                 .unwrap_or(Span(defaults.contact_timeout)),
             grace: args.grace.or(file.grace).unwrap_or(Span(defaults.grace)),
+            warn_before: file
+                .warn_before
+                .unwrap_or_else(|| defaults.warn_before.iter().copied().map(Span).collect()),
             cpus_per_gpu: file.cpus_per_gpu.unwrap_or(defaults.cpus_per_gpu),
             memory_per_gpu: file.memory_per_gpu.unwrap_or(Size(defaults.memory_per_gpu)),
             cpus_reserved_per_gpu: file.cpus_reserved_per_gpu.unwrap_or(defaults.reserve.cpus),
@@ -297,6 +304,12 @@ impl Config {
                 Span(SHORTEST_LEASE)
             );
         }
+        let whole = |Span(before): &Span| *before >= Duration::from_secs(1) && *before <= LONGEST;
+        if self.warn_before.len() > MAX_WARNINGS || !self.warn_before.iter().all(whole) {
+            bail!(
+                "warn_before: at most {MAX_WARNINGS} times, each of a second or more, such as [\"10m\", \"1m\"]"
+            );
+        }
         if self.cpus_per_gpu == 0 || self.cpus == 0 || self.memory_per_gpu.0 == 0 || self.memory.0 == 0 {
             bail!("cpus, cpus_per_gpu, memory and memory_per_gpu are to be more than nothing");
         }
@@ -325,6 +338,7 @@ impl Config {
             lease: self.lease.0,
             contact_timeout: self.contact_timeout.0,
             grace: self.grace.0,
+            warn_before: self.warn_before.iter().map(|Span(before)| *before).collect(),
             cpus_per_gpu: self.cpus_per_gpu,
             memory_per_gpu: self.memory_per_gpu.0,
             reserve: Reserve {
@@ -416,6 +430,7 @@ mod tests {
             ("lease = 10\n", &["broker.toml:1:", "lease", "\"10m\""]),
             ("lease = \"10 parsecs\"\n", &["broker.toml:1:", "10 parsecs"]),
             ("lease = \"1s\"\n", &["lease", "2s"]),
+            ("warn_before = [\"0s\"]\n", &["warn_before", "10m"]),
             (
                 "default_time = \"3h\"\nmax_time = \"1h\"\n",
                 &["default_time", "max_time"],

@@ -262,6 +262,7 @@ fn differs(session: &v1::Session, spec: &v1::SessionSpec) -> bool {
         || was.image != spec.image
         || (&was.env, &was.workdir, &was.mounts, was.root)
             != (&spec.env, &spec.workdir, &spec.mounts, spec.root)
+        || was.end_signal != spec.end_signal
         || other(was.time_limit_s, spec.time_limit_s)
 }
 

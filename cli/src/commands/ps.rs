@@ -11,6 +11,9 @@ use crate::output;
 use crate::units;
 use crate::view;
 
+/// A job that has no more than this left is marked.
+const SOON_MS: i64 = 10 * 60 * 1_000;
+
 /// List jobs and sessions.
 ///
 /// Your own live jobs. Sessions that are stopped, and so have none, are among the --sessions, and
@@ -92,6 +95,10 @@ fn job_row(job: &v1::Job) -> [String; 7] {
         } else {
             format!("{place}: {}", job.reason)
         };
+    }
+    let soon = matches!((job.deadline_ms, job.ended_ms), (Some(at), None) if at - now() <= SOON_MS);
+    if soon && job.state() == v1::JobState::Running {
+        place += &format!("; ends soon: `carrel extend {}`", job.name);
     }
     if job.queue_position > 0 {
         place += &format!(" ({} in the queue)", units::ordinal(job.queue_position));

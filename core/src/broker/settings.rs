@@ -33,6 +33,8 @@ pub struct Settings {
     pub contact_timeout: Duration,
     /// Between the terminate signal and the kill.
     pub grace: Duration,
+    /// So long before a deadline the session's terminals are warned.
+    pub warn_before: Vec<Duration>,
     /// Hardware threads a GPU when none are asked for, as far as the nodes have them.
     pub cpus_per_gpu: u32,
     /// Memory a GPU, bytes, when none is asked for, as far as the nodes have it.
@@ -67,6 +69,7 @@ impl Default for Settings {
             lease_margin: Duration::from_secs(30),
             contact_timeout: Duration::from_secs(20),
             grace: Duration::from_secs(10),
+            warn_before: [30, 10, 5, 1].map(Duration::from_mins).to_vec(),
             cpus_per_gpu: 12,
             memory_per_gpu: 128 * GIB,
             reserve: Reserve::default(),
@@ -78,6 +81,18 @@ impl Default for Settings {
             queue: QueueSettings::default(),
             fabric: Arc::default(),
         }
+    }
+}
+
+impl Settings {
+    /// How long before its deadline a job of this length is warned, the longest first. A warning in the first half of
+    /// its time would tell nothing.
+    pub fn warnings(&self, length: Duration) -> Vec<Duration> {
+        let mut warnings = self.warn_before.clone();
+        warnings.retain(|before| *before * 2 <= length);
+        warnings.sort_unstable_by(|a, b| b.cmp(a));
+        warnings.dedup();
+        warnings
     }
 }
 
@@ -182,5 +197,23 @@ impl QueueSettings {
             .iter()
             .find(|(pattern, _)| model_matches(pattern, model));
         wanted.map_or(1_000, |(_, weight)| *weight)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_jobs_are_warned_less_often() {
+        let minutes = |length: u64| -> Vec<u64> {
+            let warnings = Settings::default().warnings(Duration::from_mins(length));
+            warnings.iter().map(|before| before.as_secs() / 60).collect()
+        };
+        assert_eq!(minutes(480), [30, 10, 5, 1]);
+        assert_eq!(minutes(59), [10, 5, 1]);
+        assert_eq!(minutes(10), [5, 1]);
+        assert_eq!(minutes(2), [1]);
+        assert!(minutes(1).is_empty());
     }
 }

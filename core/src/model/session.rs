@@ -55,6 +55,32 @@ pub struct ContainerOptions {
     pub mounts: Vec<Mount>,
     /// Its user is root in it, and stays who he is outside.
     pub root: bool,
+    /// What is sent before the deadline.
+    #[serde(default)]
+    pub end_signal: Option<EndSignal>,
+}
+
+/// A signal before the end, as Slurm's `--signal`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EndSignal {
+    /// Its number.
+    pub signal: i32,
+    /// So long before the deadline, seconds.
+    pub before_s: u32,
+    /// To the shells of terminals alone; else to everything but these.
+    pub shells: bool,
+}
+
+impl EndSignal {
+    /// Linux's highest that has a name of its own.
+    const MAX_SIGNAL: i32 = 31;
+    /// Slurm's longest time.
+    pub const MAX_BEFORE: u32 = 65_535;
+
+    /// There is such a signal, and Slurm would take it.
+    pub fn is_valid(self) -> bool {
+        (1..=Self::MAX_SIGNAL).contains(&self.signal) && self.before_s <= Self::MAX_BEFORE
+    }
 }
 
 /// A directory of the host in a container.

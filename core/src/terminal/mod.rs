@@ -9,9 +9,11 @@
 //! [`Screen`] follows the bytes on either side, to know which modes they left a terminal in.
 
 mod mark;
+mod notice;
 mod request;
 mod screen;
 
 pub use mark::{Mark, Marks};
+pub use notice::notice;
 pub use request::{Attach, Request, RequestError, SUBSYSTEM, TerminalName, Which};
 pub use screen::Screen;

@@ -44,7 +44,7 @@ pub mod fds {
 #[derive(Clone, PartialEq, Message)]
 pub struct ToKeeper {
     /// What is asked.
-    #[prost(oneof = "Request", tags = "1, 2, 3, 4, 5, 6")]
+    #[prost(oneof = "Request", tags = "1, 2, 3, 4, 5, 6, 7")]
     pub request: Option<Request>,
 }
 
@@ -69,6 +69,20 @@ pub enum Request {
     /// Close the terminal of this number, which has ended.
     #[prost(uint32, tag = "6")]
     Forget(u32),
+    /// Signal all of the user's processes of a kind.
+    #[prost(message, tag = "7")]
+    SignalAll(SignalAll),
+}
+
+/// Signal all of the user's processes of a kind.
+#[derive(Clone, Copy, PartialEq, Message)]
+pub struct SignalAll {
+    /// Signal number.
+    #[prost(int32, tag = "1")]
+    pub signal: i32,
+    /// Those that terminals were opened with; else all but these.
+    #[prost(bool, tag = "2")]
+    pub shells: bool,
 }
 
 /// Start a process. Beside it: a [`Command`], then either stdin, stdout and stderr, or the terminal.

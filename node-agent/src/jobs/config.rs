@@ -144,6 +144,9 @@ pub(super) fn init(
         banner: banner(node, network, job, gpus),
         // Known when the container is made.
         first_lease_end_ms: 0,
+        deadline_ms: job.deadline.millis(),
+        warn_before_s: message.warn_before_s.clone(),
+        end_signal: message.end_signal,
     }
 }
 
@@ -182,6 +185,7 @@ fn environment(
         set("SLURM_JOB_GPUS", &indices.join(","));
     }
     set("CARREL_BROKER", &inside::address());
+    set("CARREL_DEADLINE_FILE", inside::DEADLINE);
     if job.peers.len() > 1 {
         set("CARREL_GO", if job.go { "1" } else { "0" });
     }
@@ -226,6 +230,18 @@ fn banner(node: &NodeName, network: &str, job: &DesiredJob, gpus: &[(&GpuInfo, &
         job.name
     )
     .replace(".0000 GiB", " GiB")
+}
+
+/// What the job's programs may read of its end, as JSON: editors warn by it.
+pub(super) fn deadline(job: &DesiredJob, config: &v1::InitConfig) -> String {
+    serde_json::json!({
+        "job": job.key.job.0,
+        "name": job.name,
+        "deadline_ms": config.deadline_ms,
+        "warn_before_seconds": config.warn_before_s,
+    })
+    .to_string()
+        + "\n"
 }
 
 /// A further line for those who come in; empty: nothing was ended.

@@ -263,6 +263,8 @@ async fn tell_init(
     mut made: Option<Made>,
     told: watch::Sender<Told>,
 ) {
+    // What the job's programs read of its end.
+    let mut written = String::new();
     loop {
         let now = wanted.borrow_and_update().clone();
         let mut bound = false;
@@ -294,6 +296,16 @@ async fn tell_init(
             if let Some(config) = &mut next.config {
                 config.banner += &config::out_of_memory(&wish.job, now.oom_kills);
                 config.banner += &config::trouble(&now.trouble);
+                let text = config::deadline(&wish.job, config);
+                if text != written {
+                    match inside::write_deadline(&shared.runtime.api_dir(key), &text) {
+                        Ok(()) => written = text,
+                        Err(error) => tracing::warn!(
+                            error = format!("{error:#}"),
+                            "the job's programs cannot read its deadline"
+                        ),
+                    }
+                }
             }
             let mut record = made.record.clone();
             record.deadline = wish.job.deadline;

@@ -58,6 +58,9 @@ fn desired_job(job: &DesiredJob, identity: v1::Identity, ssh: v1::SshAccess) -> 
         ready: job.ready,
         mounts: job.container.mounts.iter().map(Into::into).collect(),
         root: job.container.root,
+        // Not the core's matter: the broker sets it.
+        warn_before_s: Vec::new(),
+        end_signal: job.container.end_signal.map(Into::into),
     }
 }
 
@@ -158,6 +161,7 @@ impl TryFrom<v1::DesiredJob> for DesiredJob {
             container: ContainerOptions {
                 mounts: job.mounts.into_iter().map(Into::into).collect(),
                 root: job.root,
+                end_signal: job.end_signal.map(TryInto::try_into).transpose()?,
             },
         })
     }

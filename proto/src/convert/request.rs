@@ -3,7 +3,7 @@
 use carrel_core::model::gpu_unit::{WHOLE_MILLI, is_profile};
 use carrel_core::model::job::{JobKind, JobState};
 use carrel_core::model::resources::{ResourceRequest, UnitRequest};
-use carrel_core::model::session::{Mount, SessionSpec, SessionState};
+use carrel_core::model::session::{EndSignal, Mount, SessionSpec, SessionState};
 use carrel_core::placement::MAX_COMPONENTS;
 
 use super::ConvertError;
@@ -139,9 +139,39 @@ impl From<&SessionSpec> for v1::SessionSpec {
             env: env.collect(),
             workdir: spec.workdir.clone(),
             mounts: spec.container.mounts.iter().map(Into::into).collect(),
+            end_signal: spec.container.end_signal.map(Into::into),
             root: spec.container.root,
             terms: Some((&spec.terms).into()).filter(|terms| *terms != v1::Terms::default()),
         }
+    }
+}
+
+impl From<EndSignal> for v1::EndSignal {
+    fn from(sent: EndSignal) -> Self {
+        Self {
+            signal: sent.signal,
+            before_s: sent.before_s,
+            shells: sent.shells,
+        }
+    }
+}
+
+impl TryFrom<v1::EndSignal> for EndSignal {
+    type Error = ConvertError;
+
+    fn try_from(message: v1::EndSignal) -> Result<Self, ConvertError> {
+        let sent = Self {
+            signal: message.signal,
+            before_s: message.before_s,
+            shells: message.shells,
+        };
+        if sent.is_valid() {
+            return Ok(sent);
+        }
+        Err(ConvertError::Invalid {
+            field: "signal before the end",
+            why: "signals are 1 to 31, at most 65535 seconds before it",
+        })
     }
 }
 

@@ -5,7 +5,7 @@ use carrel_core::model::job::{Containment, FenceReport};
 use carrel_core::model::node::{
     Desired, DesiredJob, EndCause, Observed, ObservedJob, ObservedPhase, Peer, Tombstone,
 };
-use carrel_core::model::session::{ContainerOptions, Mount};
+use carrel_core::model::session::{ContainerOptions, EndSignal, Mount};
 use carrel_core::model::time::Timestamp;
 use carrel_core::model::topology::{Link, LinkMatrix};
 
@@ -134,6 +134,11 @@ fn wanted() -> Desired {
                     read_only: true,
                 }],
                 root: true,
+                end_signal: Some(EndSignal {
+                    signal: 10,
+                    before_s: 90,
+                    shells: true,
+                }),
             },
         }],
         tombstones: vec![Tombstone {

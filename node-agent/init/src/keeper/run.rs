@@ -71,6 +71,8 @@ struct Started {
     server: Pid,
     /// Number of the kept terminal that it runs in: of its end, any server is told.
     terminal: Option<u32>,
+    /// A terminal was opened with it.
+    shell: bool,
 }
 
 /// Process 1.
@@ -331,6 +333,7 @@ impl Keeper {
             Request::LeaseEnd(end) => self.lease_end = Some(end),
             Request::Stop(grace_ms) => self.begin_stop(CODE_ASKED, grace_ms),
             Request::Forget(number) => self.kept.forget(number),
+            Request::SignalAll(all) => self.signal_all(all),
         }
     }
 
@@ -373,6 +376,16 @@ impl Keeper {
 
     // Processes.
 
+    fn signal_all(&self, wire::SignalAll { signal, shells }: wire::SignalAll) {
+        let Ok(signal) = Signal::try_from(signal) else {
+            return;
+        };
+        let is_shell = |pid: &Pid| self.started.get(pid).is_some_and(|started| started.shell);
+        let mut all = self.others();
+        all.retain(|pid| is_shell(pid) == shells);
+        super::processes::signal_all(&all, &[signal]);
+    }
+
     /// The process that a signal is for.
     fn signalled(&self, signal: &wire::Signal) -> Option<Pid> {
         if let Some(number) = signal.kept {
@@ -391,7 +404,16 @@ impl Keeper {
         match (result, server) {
             (Ok(pid), Some(server)) => {
                 let terminal = asked.keep;
-                self.started.insert(pid, Started { id, server, terminal });
+                let shell = asked.terminal;
+                self.started.insert(
+                    pid,
+                    Started {
+                        id,
+                        server,
+                        terminal,
+                        shell,
+                    },
+                );
                 self.tell_server(Some(Event::Started(id)));
             }
             (Err(error), _) => self.tell_server(Some(Event::Failed(Failed {

@@ -46,7 +46,7 @@ impl Keeper {
         processes::signal_all(&all, &[Signal::SIGHUP, Signal::SIGCONT, Signal::SIGTERM]);
     }
 
-    fn others(&self) -> Vec<Pid> {
+    pub(super) fn others(&self) -> Vec<Pid> {
         processes::below(self.server.as_ref().map(|server| server.pid))
     }
 

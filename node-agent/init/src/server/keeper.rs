@@ -152,6 +152,12 @@ impl Keeper {
             .await
     }
 
+    /// Signals the shells of all terminals, or everything but these.
+    pub async fn signal_all(&self, signal: i32, shells: bool) -> io::Result<()> {
+        self.send(Request::SignalAll(wire::SignalAll { signal, shells }), &[])
+            .await
+    }
+
     /// Has a terminal closed whose command has ended.
     pub async fn forget(&self, number: u32) -> io::Result<()> {
         self.send(Request::Forget(number), &[]).await

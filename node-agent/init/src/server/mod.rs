@@ -9,6 +9,7 @@ mod auth;
 mod command;
 mod connection;
 mod control;
+mod deadline;
 mod forward;
 mod framed;
 mod keeper;
@@ -179,6 +180,15 @@ async fn serve(inherited: Inherited) -> anyhow::Result<()> {
         ending.clone(),
         tasks.clone(),
     ));
+    let warning = deadline::tell(Arc::clone(&shared));
+    let over = ending.clone();
+    tasks.spawn(async move {
+        tokio::select! {
+            // Safe to cancel: nobody is left to be told.
+            () = warning => {}
+            () = over.cancelled() => {}
+        }
+    });
     info!(restarts, "serving");
 
     shared.keeper.run(&shared).await;

@@ -4,9 +4,11 @@ use std::io;
 use std::sync::{Arc, OnceLock};
 
 use bytes::BytesMut;
+use carrel_core::terminal::{Screen, notice};
 use russh::server::{Handle, Msg};
 use russh::{Channel, ChannelId, ChannelMsg, ChannelReadHalf, ChannelWriteHalf, Sig};
 use tokio::io::unix::AsyncFd;
+use tokio::sync::watch;
 use tracing::debug;
 
 use super::command::{self, Context, Run};
@@ -166,7 +168,13 @@ async fn serve(
                 pump(to_channel, Some(STDERR), &mut errors).await;
             }
         };
-        tokio::join!(pump(to_channel, None, &mut output), errors);
+        let output = async {
+            match output {
+                Source::Terminal(_) => pump_terminal(to_channel, &mut output, shared.notices()).await,
+                Source::Pipe(_) => pump(to_channel, None, &mut output).await,
+            }
+        };
+        tokio::join!(output, errors);
     };
     let ending = async {
         tokio::pin!(outputs);
@@ -229,6 +237,44 @@ async fn pump(to: &ChannelWriteHalf<Msg>, extended: Option<u32>, source: &mut So
             Some(kind) => to.extended_data_bytes(kind, bytes).await,
         };
         if sent.is_err() {
+            return;
+        }
+    }
+}
+
+/// A terminal's output, and between its sequences what its user is to be told.
+async fn pump_terminal(
+    to: &ChannelWriteHalf<Msg>,
+    source: &mut Source,
+    mut notices: watch::Receiver<String>,
+) {
+    let mut buffer = BytesMut::new();
+    let mut screen = Screen::default();
+    let mut waiting: Option<String> = None;
+    loop {
+        // Each arm only waits: a read that is cancelled has taken nothing.
+        let read = tokio::select! {
+            read = source.read(&mut buffer) => Some(read),
+            Ok(()) = notices.changed() => None,
+        };
+        match read {
+            Some(Ok(length)) if length > 0 => screen.advance(&buffer),
+            Some(Ok(_)) => return,
+            Some(Err(error)) => {
+                debug!(%error, "output");
+                return;
+            }
+            None => {
+                buffer.clear();
+                waiting = Some(notices.borrow_and_update().clone());
+            }
+        }
+        let mut bytes = buffer.split();
+        if let Some(told) = waiting.as_ref().and_then(|text| notice(text, &screen)) {
+            waiting = None;
+            bytes.extend_from_slice(&told);
+        }
+        if !bytes.is_empty() && to.data_bytes(bytes.freeze()).await.is_err() {
             return;
         }
     }

@@ -24,6 +24,8 @@ pub struct Shared {
     /// Last terminal input or exec start, boot time in ms; 0: never.
     active_at: AtomicU64,
     changed: watch::Sender<()>,
+    /// What everybody with a terminal was told last.
+    notice: watch::Sender<String>,
 }
 
 impl Shared {
@@ -43,7 +45,19 @@ impl Shared {
             connections: AtomicU32::new(0),
             active_at: AtomicU64::new(0),
             changed: watch::Sender::new(()),
+            notice: watch::Sender::default(),
         }
+    }
+
+    /// Tells everybody with a terminal something.
+    pub fn announce(&self, text: String) {
+        self.terminals.announce(&text);
+        self.notice.send_replace(text);
+    }
+
+    /// What is announced from now on, for terminals that end with their connections.
+    pub fn notices(&self) -> watch::Receiver<String> {
+        self.notice.subscribe()
     }
 
     /// The settings of now.

@@ -82,6 +82,7 @@ impl World {
             }),
             banner: String::new(),
             root: false,
+            ..InitConfig::default()
         };
         change(&mut config);
         fs::write(path("run/init.pb"), config.encode_to_vec()).unwrap();

@@ -113,6 +113,14 @@ impl Terminals {
         }
     }
 
+    /// Tells whoever looks at one of them something.
+    pub fn announce(&self, text: &str) {
+        let all: Vec<_> = self.lock().terminals.values().cloned().collect();
+        for terminal in all {
+            terminal.announce(text);
+        }
+    }
+
     fn begin(&self, terminal: Arc<Terminal>) {
         self.lock()
             .terminals

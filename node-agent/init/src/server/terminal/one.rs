@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
-use carrel_core::terminal::Screen;
+use carrel_core::terminal::{Screen, notice};
 use carrel_proto::v1;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -55,6 +55,27 @@ struct State {
     exited: Option<Exited>,
     /// When it was typed into or wrote last, boot time in ms.
     active_at: u64,
+    /// What its viewers are to be told, as soon as its output is between two sequences.
+    notice: Option<String>,
+}
+
+impl State {
+    /// Adds output.
+    fn write(&mut self, output: &[u8]) {
+        let head = self.history.head();
+        self.viewers.written(head, Instant::now());
+        self.newest.advance(output);
+        self.history.append(output);
+    }
+
+    /// Tells viewers what they are to be told, if that can be done here.
+    fn tell(&mut self) {
+        let told = self.notice.as_ref().and_then(|text| notice(text, &self.newest));
+        if let Some(told) = told {
+            self.notice = None;
+            self.write(&told);
+        }
+    }
 }
 
 /// Where a viewer begins.
@@ -100,6 +121,7 @@ impl Terminal {
                 drained: false,
                 exited: None,
                 active_at: boot_ms(),
+                notice: None,
             }),
             changed: watch::Sender::new(()),
             progress: Notify::new(),
@@ -160,11 +182,21 @@ impl Terminal {
     /// Adds output.
     pub fn append(&self, output: &[u8]) {
         let mut state = self.lock();
-        let head = state.history.head();
-        state.viewers.written(head, Instant::now());
-        state.newest.advance(output);
-        state.history.append(output);
+        state.write(output);
+        state.tell();
         state.active_at = boot_ms();
+        drop(state);
+        self.changed.send_replace(());
+    }
+
+    /// Tells whoever looks at it something, now or once its output allows.
+    pub fn announce(&self, text: &str) {
+        let mut state = self.lock();
+        if state.exited.is_some() {
+            return;
+        }
+        state.notice = Some(text.to_owned());
+        state.tell();
         drop(state);
         self.changed.send_replace(());
     }
