@@ -21,6 +21,7 @@ mod hostile;
 mod images;
 mod inside;
 mod lost_store;
+mod mps;
 mod open;
 mod placement;
 mod processes;

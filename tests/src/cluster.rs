@@ -45,7 +45,7 @@ pub struct Options {
     pub agent_flags: Vec<String>,
     /// Nodes offer the machine's CPUs and not more, so that jobs get CPUs of their own.
     pub own_cpus: bool,
-    /// Configuration files of the first agents, "n0" first; others have none.
+    /// Configuration files of the first agents, "n0" first; others have none. HOST in them is [`Cluster::host`].
     pub agent_configs: Vec<&'static str>,
     /// Room on a disk of the broker's own, MiB; none: it shares the host's.
     pub broker_room_mib: Option<u32>,
@@ -400,6 +400,9 @@ impl Cluster {
         let described = repository().join("tests/hosts").join(format!("{host}.toml"));
         fs::copy(&described, dir.join("host.toml"))
             .unwrap_or_else(|error| panic!("{}: {error}", described.display()));
+        // Its own: what it is to fail at stands beside it.
+        let mps = self.sandbox.program_outside("carrel-fake-mps-control");
+        fs::copy(mps, dir.join("nvidia-cuda-mps-control")).expect("own directory");
         let argv = self.sandbox.argv(ROOT, env, "nvidia-smi".as_ref());
         let specification = Cmd::new(argv).arg("cdi-spec").ok();
         fs::write(dir.join("cdi/described.json"), specification).expect("own file");
@@ -435,6 +438,7 @@ impl Cluster {
         }
         if let Some(config) = options.agent_configs.get(index) {
             let file = self.root().join(format!("n{index}.toml"));
+            let config = config.replace("HOST", &self.host(index).display().to_string());
             fs::write(&file, config).expect("own file");
             flags.extend(["--config".into(), file.into()]);
         }

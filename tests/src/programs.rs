@@ -50,6 +50,7 @@ impl Programs {
             "carrel-node",
             "libnvidia_ml.so",
             "carrel-fake-nvidia-smi",
+            "carrel-fake-mps-control",
         ] {
             let path = target.join(folder).join(program);
             assert!(

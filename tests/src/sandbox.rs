@@ -124,6 +124,11 @@ impl Sandbox {
         self.root.join("target").join(self.programs.below_target(name))
     }
 
+    /// The same as seen outside.
+    pub fn program_outside(&self, name: &str) -> PathBuf {
+        self.programs.target().join(self.programs.below_target(name))
+    }
+
     /// Path of the static carrel-init, as seen inside.
     pub fn carrel_init(&self) -> PathBuf {
         self.root.join("target").join(self.programs.init_below_target())

@@ -13,14 +13,14 @@ use std::sync::Arc;
 
 use imbl::OrdMap;
 
+use super::future::Future;
 use super::state::State;
 use super::usage::NodeUsage;
 use crate::model::ids::{Generation, JobId, JobKey, NodeName};
 use crate::model::job::Job;
 use crate::model::resources::{Allocation, ResourceRequest};
 use crate::model::time::Timestamp;
-use crate::placement::{Assume, Hosts, place};
-use crate::queue::profile::{Free, Profile};
+use crate::placement::{Assume, Hosts, find};
 
 /// Times at which a place is looked for; after these the one when everything has ended.
 const MAX_TRIES: usize = 12;
@@ -56,6 +56,15 @@ impl Promise {
         self.start < until && self.end > from
     }
 
+    /// What decides which of two is the first to start.
+    fn place(&self) -> (Timestamp, JobId) {
+        (self.start, self.job)
+    }
+
+    fn nodes(&self) -> impl Iterator<Item = &NodeName> {
+        self.allocation.nodes.iter().map(|part| &part.node)
+    }
+
     fn on<'a>(
         &'a self,
         node: &'a NodeName,
@@ -72,10 +81,20 @@ impl Promise {
 pub(super) struct Promises {
     now: Timestamp,
     made: Vec<Arc<Promise>>,
+    /// The same, the first start first.
+    by_start: Vec<Arc<Promise>>,
     /// Hosts without what the first so many promises, by their starts, are for.
-    shadows: BTreeMap<usize, Hosts>,
-    profile: Option<Profile>,
+    shadows: BTreeMap<usize, Shadow>,
+    /// What comes free when, looked at when it is first asked for.
+    future: Option<Future>,
     improved: usize,
+}
+
+/// Hosts as they may be used.
+struct Shadow {
+    hosts: Hosts,
+    /// Of these nodes something was given away since.
+    stale: BTreeSet<NodeName>,
 }
 
 impl Promises {
@@ -89,9 +108,12 @@ impl Promises {
 
     /// These.
     pub fn of(now: Timestamp, made: Vec<Arc<Promise>>) -> Self {
+        let mut by_start = made.clone();
+        by_start.sort_by_key(|promise| promise.place());
         Self {
             now,
             made,
+            by_start,
             ..Self::default()
         }
     }
@@ -103,9 +125,7 @@ impl Promises {
 
     /// All, the first start first.
     pub fn by_start(&self) -> Vec<&Promise> {
-        let mut by_start: Vec<&Promise> = self.made.iter().map(Arc::as_ref).collect();
-        by_start.sort_by_key(|promise| (promise.start, promise.job));
-        by_start
+        self.by_start.iter().map(Arc::as_ref).collect()
     }
 
     /// The first of those who were promised something before a time.
@@ -118,37 +138,39 @@ impl Promises {
 
     /// The hosts with what of them may be held from now until a time; none: all that is free may.
     pub fn hosts_until(&mut self, state: &State, until: Timestamp) -> Option<&Hosts> {
-        let by_start = self.by_start();
-        let count = by_start.partition_point(|promise| promise.start < until);
+        let count = self.by_start.partition_point(|promise| promise.start < until);
         if count == 0 {
             return None;
         }
         if !self.shadows.contains_key(&count) {
-            let kept = &by_start[..count];
-            let mut hosts = state.hosts.clone();
-            let mut nodes: Vec<&NodeName> = kept
-                .iter()
-                .flat_map(|promise| promise.allocation.nodes.iter().map(|part| &part.node))
-                .collect();
-            nodes.sort_unstable();
-            nodes.dedup();
-            for node in nodes {
-                shade(state, &mut hosts, node, self.now, kept);
-            }
-            self.shadows.insert(count, hosts);
+            let before = self.shadows.range(..count).next_back();
+            let (known, mut stale) = before.map_or((0, BTreeSet::new()), |(known, shadow)| {
+                (*known, shadow.stale.clone())
+            });
+            let hosts = before.map_or(&state.hosts, |(_, shadow)| &shadow.hosts).clone();
+            let more = self.by_start[known..count].iter();
+            stale.extend(more.flat_map(|promise| promise.nodes().cloned()));
+            self.shadows.insert(count, Shadow { hosts, stale });
         }
-        self.shadows.get(&count)
+        let kept: Vec<&Promise> = self.by_start[..count].iter().map(Arc::as_ref).collect();
+        let shadow = self.shadows.get_mut(&count)?;
+        for node in std::mem::take(&mut shadow.stale) {
+            let span = (self.now, Timestamp::MAX);
+            let usage = usage_between(state, &node, self.now, span, &kept, &BTreeSet::new());
+            if let Some(room) = state.room_beside(&node, Some(&usage)) {
+                shadow.hosts.set_room(&node, room);
+            }
+        }
+        Some(&shadow.hosts)
     }
 
     /// Something was given away of these nodes.
-    pub fn given(&mut self, state: &State, nodes: &[NodeName]) {
-        self.profile = None;
-        let by_start: Vec<Promise> = self.by_start().into_iter().cloned().collect();
-        let by_start: Vec<&Promise> = by_start.iter().collect();
-        for (count, hosts) in &mut self.shadows {
-            for node in nodes {
-                shade(state, hosts, node, self.now, &by_start[..*count]);
-            }
+    pub fn given(&mut self, nodes: &[NodeName]) {
+        for shadow in self.shadows.values_mut() {
+            shadow.stale.extend(nodes.iter().cloned());
+        }
+        if let Some(future) = &mut self.future {
+            future.changed(nodes);
         }
     }
 
@@ -191,7 +213,8 @@ impl Promises {
 
     /// Promises a job what others are ended for.
     pub fn take_over(&mut self, promise: Promise) {
-        self.profile = None;
+        // When those give back what they hold is another time now.
+        self.future = None;
         self.make(&Arc::new(promise));
     }
 
@@ -204,8 +227,17 @@ impl Promises {
                 ..(*promise).clone()
             });
         }
+        let at = self
+            .by_start
+            .partition_point(|other| other.place() < promise.place());
+        // Whoever must keep off those behind it must keep off it, too.
+        let behind = self.shadows.split_off(&(at + 1));
+        self.shadows.extend(behind.into_iter().map(|(count, mut shadow)| {
+            shadow.stale.extend(promise.nodes().cloned());
+            (count + 1, shadow)
+        }));
+        self.by_start.insert(at, Arc::clone(&promise));
         self.made.push(promise);
-        self.shadows.clear();
     }
 
     /// Whether what was promised before can still be kept, beside what was promised since to those in front.
@@ -241,41 +273,31 @@ impl Promises {
         before: Option<Timestamp>,
         others: &[Arc<Promise>],
     ) -> Option<Promise> {
-        let profile = self.profile.get_or_insert_with(|| profile(state, self.now));
-        let wanted = |request: &ResourceRequest| Free {
-            gpu_milli: u64::from(request.gpus_per_node) * u64::from(request.unit.milli()),
-            cpus: request.cpus_per_node.into(),
-            memory: request.memory_bytes_per_node,
-        };
-        // Of several components the least demanding one says when a node may be of use.
-        let least = asked.components().map(wanted).reduce(Free::least)?;
-        let nodes = usize::try_from(asked.all_nodes()).unwrap_or(usize::MAX);
-        let free_at = profile.free_at(least);
-        let first = free_at.get(nodes.checked_sub(1)?)?.0;
+        let future = self.future.get_or_insert_with(|| Future::of(state, self.now));
+        let first = future.first(state, asked)?;
         let is_better = |at: Timestamp| before.is_none_or(|before| at < before);
         if !is_better(first) {
             return None;
         }
         self.improved += usize::from(before.is_some());
         let ends = self.made.iter().chain(others).map(|promise| promise.end);
-        let mut times: Vec<Timestamp> = profile.ends().chain(ends).filter(|at| *at >= first).collect();
+        let mut times: Vec<Timestamp> = future.ends().chain(ends).filter(|at| *at >= first).collect();
         times.push(first);
         times.sort_unstable();
         times.dedup();
-        let mut promises = self.by_start();
-        promises.extend(others.iter().map(Arc::as_ref));
+        let promises: Vec<&Promise> = self.by_start.iter().chain(others).map(Arc::as_ref).collect();
         for at in tries(&times).take_while(|at| is_better(*at)) {
             let end = at.after(job.time_limit).after(state.settings.grace);
-            let useful = free_at.iter().take_while(|(free, _)| *free <= at);
-            let useful: Vec<&NodeName> = useful.map(|(_, node)| node).collect();
-            let mut hosts = state.hosts.only(useful.iter().copied());
-            for node in useful {
+            let mut hosts = future.hosts_at(state, at).clone();
+            let overlapping = promises.iter().filter(|promise| promise.overlaps(at, end));
+            let nodes: BTreeSet<&NodeName> = overlapping.flat_map(|promise| promise.nodes()).collect();
+            for node in nodes {
                 let usage = usage_between(state, node, self.now, (at, end), &promises, &BTreeSet::new());
                 if let Some(room) = state.room_beside(node, Some(&usage)) {
                     hosts.set_room(node, room);
                 }
             }
-            let Ok(parts) = place(&hosts, state.needs(job, asked), Assume::Now) else {
+            let Some(parts) = find(&hosts, state.needs(job, asked), Assume::Now) else {
                 continue;
             };
             return Some(Promise {
@@ -296,15 +318,6 @@ fn tries(times: &[Timestamp]) -> impl Iterator<Item = Timestamp> + '_ {
     let steps = (0..MAX_TRIES).map(|step| (1usize << step) - 1);
     let near = steps.take_while(|at| *at + 1 < times.len());
     near.map(|at| times[at]).chain(times.last().copied())
-}
-
-/// Takes from a host what must not be held from now on because it is promised.
-fn shade(state: &State, hosts: &mut Hosts, node: &NodeName, now: Timestamp, promises: &[&Promise]) {
-    let until = Timestamp::MAX;
-    let usage = usage_between(state, node, now, (now, until), promises, &BTreeSet::new());
-    if let Some(room) = state.room_beside(node, Some(&usage)) {
-        hosts.set_room(node, room);
-    }
 }
 
 /// What is held of a node in a time to come, by what runs now and by promises: each GPU that anybody holds in it,
@@ -362,44 +375,4 @@ pub(super) fn usage_between(
     }
     (usage.cpus, usage.memory) = (most_cpus, most_memory);
     usage
-}
-
-/// When how much of each node comes free.
-fn profile(state: &State, now: Timestamp) -> Profile {
-    let mut profile = Profile::default();
-    for (name, node) in &state.nodes {
-        if state.unavailable(name).is_some() {
-            continue;
-        }
-        let inventory = &node.inventory;
-        let usage = state.usage.get(name);
-        let held = usage.iter().flat_map(|usage| usage.gpus.values().flatten());
-        let held: u64 = held.map(|(_, slice)| u64::from(slice.milli())).sum();
-        let (cpus, memory) = usage.map_or((0, 0), |usage| (usage.cpus, usage.memory));
-        let free = Free {
-            gpu_milli: (inventory.gpus.len() as u64 * 1_000).saturating_sub(held),
-            cpus: u64::from(inventory.cpus).saturating_sub(cpus),
-            memory: inventory.memory_bytes.saturating_sub(memory),
-        };
-        profile.add_node(name.clone(), now, free);
-    }
-    for (_, id) in &state.deadlines {
-        let Some(placed) = state.jobs.get(id).and_then(|job| job.placed()) else {
-            continue;
-        };
-        let Some(end) = state.end_of(placed, now) else {
-            continue;
-        };
-        for part in placed.unreleased() {
-            let units = part.gpus.iter();
-            let freed = Free {
-                gpu_milli: units.map(|unit| u64::from(unit.slice.milli())).sum(),
-                cpus: part.cpus.into(),
-                memory: part.memory_bytes,
-            };
-            profile.add_end(&part.node, end, freed);
-        }
-    }
-    profile.sort();
-    profile
 }

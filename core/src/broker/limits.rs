@@ -204,37 +204,60 @@ impl State {
             .min(self.settings.max_time)
     }
 
-    /// All limits of a user's jobs on these terms.
-    fn limits<'a>(&'a self, user: &UserName, terms: &Terms) -> Vec<(Holder, &'a Limits)> {
+    /// Goes through all limits of a user's jobs on these terms, until one of them says something. Whose they are is
+    /// put together for those that limit something.
+    fn first_limit<T>(
+        &self,
+        user: &UserName,
+        terms: &Terms,
+        says: impl Fn(Holder, &Limits) -> Option<T>,
+    ) -> Option<T> {
         let (account, qos, partition) = (&terms.account, &terms.qos, &terms.partition);
-        let mut limits: Vec<(Holder, &Limits)> = Vec::new();
-        if let Some(person) = self.people.get(user) {
-            limits.push((Holder::User(user.clone()), &person.limits));
-        }
-        let member = Holder::Member(account.clone(), user.clone());
-        if let Some(own) = self.accounts.get(account) {
-            limits.push((member.clone(), &own.per_user));
-            if let Some(of_user) = own.members.get(user) {
-                limits.push((member, &of_user.limits));
+        let look = |limits: &Limits, holder: &dyn Fn() -> Holder| {
+            if limits.is_empty() {
+                None
+            } else {
+                says(holder(), limits)
             }
-            limits.push((Holder::Account(account.clone()), &own.limits));
+        };
+        let person = self.people.get(user).map(|person| &person.limits);
+        let person = person.and_then(|limits| look(limits, &|| Holder::User(user.clone())));
+        if person.is_some() {
+            return person;
         }
-        for above in above(&self.accounts, account) {
-            if let Some(record) = self.accounts.get(&above) {
-                limits.push((Holder::Account(above), &record.limits));
+        let own = self.accounts.get(account);
+        if let Some(own) = own {
+            let member = || Holder::Member(account.clone(), user.clone());
+            let of_user = own.members.get(user).map(|member| &member.limits);
+            let found = look(&own.per_user, &member)
+                .or_else(|| look(of_user?, &member))
+                .or_else(|| look(&own.limits, &|| Holder::Account(account.clone())));
+            if found.is_some() {
+                return found;
             }
         }
-        if let Some(record) = self.qos.get(qos) {
-            limits.push((Holder::QosUser(qos.clone(), user.clone()), &record.per_user));
-            limits.push((Holder::Qos(qos.clone()), &record.limits));
+        if own.is_some_and(|own| own.parent.is_some()) {
+            let above = above(&self.accounts, account);
+            let found = above.iter().find_map(|above| {
+                let record = self.accounts.get(above)?;
+                look(&record.limits, &|| Holder::Account(above.clone()))
+            });
+            if found.is_some() {
+                return found;
+            }
         }
-        if let Some(record) = self.partitions.get(partition) {
-            let own = Holder::PartitionUser(partition.clone(), user.clone());
-            limits.push((own, &record.per_user));
-            limits.push((Holder::Partition(partition.clone()), &record.limits));
-        }
-        limits.retain(|(_, limits)| !limits.is_empty());
-        limits
+        let of_qos = || {
+            let record = self.qos.get(qos)?;
+            look(&record.per_user, &|| Holder::QosUser(qos.clone(), user.clone()))
+                .or_else(|| look(&record.limits, &|| Holder::Qos(qos.clone())))
+        };
+        let of_partition = || {
+            let record = self.partitions.get(partition)?;
+            let own = || Holder::PartitionUser(partition.clone(), user.clone());
+            look(&record.per_user, &own)
+                .or_else(|| look(&record.limits, &|| Holder::Partition(partition.clone())))
+        };
+        of_qos().or_else(of_partition)
     }
 
     /// Refuses a job that a limit will never let start, or that is one too many.
@@ -246,25 +269,19 @@ impl State {
         time: Duration,
     ) -> Result<(), Reject> {
         let time_ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-        for (holder, limits) in self.limits(user, terms) {
-            let tally = self.tallies.of(&holder);
-            if let Some(reached) = limits.refuses(&holder, tally, gpu_milli, time_ms) {
-                return Err(refusal(&reached));
-            }
-        }
-        Ok(())
+        let refused = self.first_limit(user, terms, |holder, limits| {
+            limits.refuses(&holder, self.tallies.of(&holder), gpu_milli, time_ms)
+        });
+        refused.map_or(Ok(()), |reached| Err(refusal(&reached)))
     }
 
     /// Which limit keeps a pending job from starting now.
     pub(super) fn kept_by_limit(&self, job: &Job, now: Timestamp) -> Option<Reached> {
         let decay = self.settings.queue.decay();
         let gpu_milli = job.request.gpu_milli();
-        self.limits(&job.owner, &job.terms)
-            .into_iter()
-            .find_map(|(holder, limits)| {
-                let tally = self.tallies.of(&holder);
-                limits.keeps_waiting(&holder, tally, gpu_milli, now, decay)
-            })
+        self.first_limit(&job.owner, &job.terms, |holder, limits| {
+            limits.keeps_waiting(&holder, self.tallies.of(&holder), gpu_milli, now, decay)
+        })
     }
 
     /// Why a job waits for a limit, Slurm's word first: which one, and who holds what under it.

@@ -13,6 +13,7 @@ mod desired;
 mod edit;
 mod forecast;
 mod found;
+mod future;
 mod headroom;
 mod index;
 mod input;

@@ -22,7 +22,7 @@ use crate::model::resources::{Allocation, ResourceRequest, UnitRequest};
 use crate::model::session::SessionSpec;
 use crate::model::terms::Terms;
 use crate::model::time::Timestamp;
-use crate::placement::{Assume, Hosts, Needs, Part, WhyNot, fits, place};
+use crate::placement::{Assume, Hosts, Needs, Part, WhyNot, find, fits, place, why_not};
 use crate::queue::{ClassKey, Kept, Wait};
 
 /// Interactive demand is looked at anew after so long while somebody waits for what is kept for it.
@@ -36,16 +36,59 @@ enum Next {
     Class,
 }
 
-/// What of a class decides what fits beside its request: root, the partition, and whose it is, since who shares a
-/// GPU may matter.
-type ClassNeeds = (bool, PartitionName, Option<UserName>);
+/// What is known of what does not fit on what is free, which only becomes less in a pass.
+#[derive(Default)]
+struct Unfit(BTreeMap<Arc<ResourceRequest>, Vec<Known>>);
 
-fn class_needs(asked: &ResourceRequest, class: &ClassKey) -> ClassNeeds {
-    let shares = asked
-        .components()
-        .any(|one| matches!(one.unit, UnitRequest::Share { .. }));
-    let owner = shares.then(|| class.owner.clone());
-    (class.root, class.terms.partition.clone(), owner)
+/// What is known of one request. What decides beside it: root, the partition, and whose it is, since who shares a
+/// GPU may matter.
+struct Known {
+    root: bool,
+    partition: PartitionName,
+    /// None: it does not matter.
+    owner: Option<UserName>,
+    /// It does not fit on what is free; and whether it would were all free.
+    now: Option<bool>,
+    /// It does not fit beside what is promised to those who start before the end of a job that ends then or later.
+    until: Option<Timestamp>,
+}
+
+impl Known {
+    fn is_of(&self, class: &ClassKey) -> bool {
+        self.root == class.root
+            && self.partition == class.terms.partition
+            && self.owner.as_ref().is_none_or(|owner| *owner == class.owner)
+    }
+}
+
+impl Unfit {
+    fn get(&self, asked: &ResourceRequest, class: &ClassKey) -> Option<&Known> {
+        self.0.get(asked)?.iter().find(|known| known.is_of(class))
+    }
+
+    fn learn(&mut self, asked: &ResourceRequest, class: &ClassKey) -> &mut Known {
+        let request = if *asked == *class.request {
+            Arc::clone(&class.request)
+        } else {
+            Arc::new(asked.clone())
+        };
+        let all = self.0.entry(request).or_default();
+        let at = all.iter().position(|known| known.is_of(class));
+        let at = at.unwrap_or_else(|| {
+            let shares = asked
+                .components()
+                .any(|one| matches!(one.unit, UnitRequest::Share { .. }));
+            all.push(Known {
+                root: class.root,
+                partition: class.terms.partition.clone(),
+                owner: shares.then(|| class.owner.clone()),
+                now: None,
+                until: None,
+            });
+            all.len() - 1
+        });
+        &mut all[at]
+    }
 }
 
 /// A pass under way.
@@ -54,8 +97,7 @@ struct Pass {
     promises: Promises,
     /// What was promised to jobs that have not been looked at.
     former: OrdMap<JobId, Arc<Promise>>,
-    /// What does not fit on what is free, which only becomes less; and whether it would were all free.
-    unfit: BTreeMap<ResourceRequest, Vec<(ClassNeeds, bool)>>,
+    unfit: Unfit,
     /// Who may be ended for others.
     yielding: Yielding,
     headroom: Headroom,
@@ -69,20 +111,11 @@ impl Pass {
             now,
             promises,
             former,
-            unfit: BTreeMap::new(),
+            unfit: Unfit::default(),
             yielding: Yielding::default(),
             headroom: Headroom::default(),
             kept_out: false,
         }
-    }
-
-    /// That it does not fit is known; and whether it would were all free.
-    fn known_unfit(&self, asked: &ResourceRequest, class: &ClassKey) -> Option<bool> {
-        let needs = class_needs(asked, class);
-        let mut known = self.unfit.get(asked)?.iter();
-        known
-            .find(|(known, _)| *known == needs)
-            .map(|(_, when_free)| *when_free)
     }
 }
 
@@ -191,22 +224,29 @@ impl Broker {
             self.state.pending.set_why(number, Wait::Limit(Box::new(reached)));
             return None;
         }
-        let asked = self.state.asked_now(&job).into_owned();
+        let asked = self.state.asked_now(&job);
         let until = pass.now.after(job.time_limit).after(self.state.settings.grace);
         let state = &self.state;
         let needs = state.needs(&job, &asked);
-        let when_free = match pass.known_unfit(&asked, &class) {
+        let known = pass.unfit.get(&asked, &class);
+        let behind = known.and_then(|known| known.until).is_some_and(|at| at <= until);
+        let when_free = match known.and_then(|known| known.now) {
             Some(when_free) => when_free,
-            None if fits(&state.hosts, needs, Assume::Now) => {
-                let kept = job
-                    .session
-                    .map(|session| self.kept_on(session))
-                    .unwrap_or_default();
-                let hosts = pass.promises.hosts_until(state, until).unwrap_or(&state.hosts);
-                match beside_headroom(state, &mut pass.headroom, pass.now, hosts, (&job, needs, &kept)) {
+            None if behind || fits(&state.hosts, needs, Assume::Now) => {
+                let found = if behind {
+                    Err(None)
+                } else {
+                    let kept = job
+                        .session
+                        .map(|session| self.kept_on(session))
+                        .unwrap_or_default();
+                    let hosts = pass.promises.hosts_until(state, until).unwrap_or(&state.hosts);
+                    beside_headroom(state, &mut pass.headroom, pass.now, hosts, (&job, needs, &kept))
+                };
+                match found {
                     Ok(allocation) => {
                         let nodes = self.give(pass.now, &job, allocation);
-                        pass.promises.given(&self.state, &nodes);
+                        pass.promises.given(&nodes);
                         return None;
                     }
                     Err(Some(kept)) => {
@@ -214,6 +254,7 @@ impl Broker {
                         self.state.pending.set_why(number, Wait::Headroom(Box::new(kept)));
                         return None;
                     }
+                    Err(None) if !behind => pass.unfit.learn(&asked, &class).until = Some(until),
                     Err(None) => {}
                 }
                 let ahead = pass.promises.before(until).map(|promise| promise.job);
@@ -223,8 +264,7 @@ impl Broker {
             }
             None => {
                 let when_free = fits_when_free(state, needs);
-                let known = pass.unfit.entry(asked.clone()).or_default();
-                known.push((class_needs(&asked, &class), when_free));
+                pass.unfit.learn(&asked, &class).now = Some(when_free);
                 when_free
             }
         };
@@ -248,7 +288,7 @@ impl Broker {
                 Next::Job
             };
         };
-        let asked = self.state.asked_now(&job).into_owned();
+        let asked = self.state.asked_now(&job);
         if self.take_over(pass, &job, &asked) {
             return Next::Job;
         }
@@ -400,19 +440,18 @@ pub(super) fn find_place(
     kept_on: &[NodeName],
 ) -> Result<Allocation, WhyNot> {
     find_place_on(state, &state.hosts, needs, kept_on)
+        .ok_or_else(|| why_not(&state.hosts, needs, Assume::Now))
 }
 
 /// The same, on what of the hosts may be held.
-fn find_place_on(
-    state: &State,
-    hosts: &Hosts,
-    needs: Needs<'_>,
-    kept_on: &[NodeName],
-) -> Result<Allocation, WhyNot> {
-    let kept = hosts.only(kept_on);
-    let there = needs.request.all_nodes() == 1 && fits(&kept, needs, Assume::Now);
-    let parts = place(if there { &kept } else { hosts }, needs, Assume::Now)?;
-    Ok(state.allocation(&parts, needs.request))
+fn find_place_on(state: &State, hosts: &Hosts, needs: Needs<'_>, kept_on: &[NodeName]) -> Option<Allocation> {
+    let parts = if needs.request.all_nodes() == 1 && !kept_on.is_empty() {
+        find(&hosts.only(kept_on), needs, Assume::Now)
+    } else {
+        None
+    };
+    let parts = parts.or_else(|| find(hosts, needs, Assume::Now))?;
+    Some(state.allocation(&parts, needs.request))
 }
 
 /// A place that leaves what is kept for interactive jobs; else what of it is in the way, if it is that.
@@ -428,7 +467,7 @@ fn beside_headroom(
     let mut others = None;
     loop {
         let hosts = others.as_ref().unwrap_or(hosts);
-        let Ok(allocation) = find_place_on(state, hosts, needs, kept_on) else {
+        let Some(allocation) = find_place_on(state, hosts, needs, kept_on) else {
             return Err(first);
         };
         let Some(kept) = headroom.in_the_way(state, now, job, &allocation) else {

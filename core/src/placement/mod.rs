@@ -120,13 +120,27 @@ impl Part {
 /// fabric together.
 pub fn place<'a>(hosts: &Hosts, needs: impl Into<Needs<'a>>, assume: Assume) -> Result<Vec<Part>, WhyNot> {
     let needs = needs.into();
+    find(hosts, needs, assume).ok_or_else(|| why_not(hosts, needs, assume))
+}
+
+/// Why a request, for which there is no place, has none.
+pub fn why_not<'a>(hosts: &Hosts, needs: impl Into<Needs<'a>>, assume: Assume) -> WhyNot {
+    let needs = needs.into();
+    if needs.request.more.is_empty() {
+        why::not(hosts, needs, assume)
+    } else {
+        why::not_all(hosts, needs, assume)
+    }
+}
+
+/// [`place`] without the reasons.
+pub fn find<'a>(hosts: &Hosts, needs: impl Into<Needs<'a>>, assume: Assume) -> Option<Vec<Part>> {
+    let needs = needs.into();
     if !needs.request.more.is_empty() {
-        let parts = components::choose(hosts, needs, assume);
-        return parts.ok_or_else(|| why::not_all(hosts, needs, assume));
+        return components::choose(hosts, needs, assume);
     }
     let fitting = fit::candidates(hosts, needs, assume);
-    let parts = gang::choose(hosts, &fitting, needs.request, &BTreeSet::new());
-    parts.ok_or_else(|| why::not(hosts, needs, assume))
+    gang::choose(hosts, &fitting, needs.request, &BTreeSet::new())
 }
 
 /// Whether a request fits; [`place`] without the choice and the reasons.

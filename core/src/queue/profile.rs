@@ -1,7 +1,8 @@
 //! When how much of each node comes free, as far as running jobs' own time goes: a first look, which tells when a
 //! job cannot start yet. What it cannot tell, how GPUs lie to each other and what is promised, placement does.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound::{Excluded, Included, Unbounded};
 
 use crate::model::ids::NodeName;
 use crate::model::time::Timestamp;
@@ -42,52 +43,62 @@ impl Free {
 /// What of each node comes free when.
 #[derive(Clone, Debug, Default)]
 pub struct Profile {
+    /// By time, in order.
     nodes: BTreeMap<NodeName, Vec<(Timestamp, Free)>>,
-    ends: Vec<Timestamp>,
+    /// Nodes of which something comes free, but for what is free from the beginning.
+    ends: BTreeMap<Timestamp, BTreeSet<NodeName>>,
 }
 
 impl Profile {
-    /// A node, and what of it is free now.
-    pub fn add_node(&mut self, node: NodeName, now: Timestamp, free: Free) {
-        self.nodes.insert(node, vec![(now, free)]);
-    }
-
-    /// Something of a node comes free. Unknown nodes are not counted.
-    pub fn add_end(&mut self, node: &NodeName, at: Timestamp, freed: Free) {
-        if let Some(events) = self.nodes.get_mut(node) {
-            events.push((at, freed));
-            self.ends.push(at);
+    /// Takes note of what of a node is free now, and what comes free when, in place of what was known of it.
+    pub fn set_node(&mut self, node: &NodeName, now: Timestamp, free: Free, freed: Vec<(Timestamp, Free)>) {
+        let mut events = freed;
+        events.sort_by_key(|(at, _)| *at);
+        for (at, _) in &events {
+            self.ends.entry(*at).or_default().insert(node.clone());
         }
-    }
-
-    /// To be called when everything is added.
-    pub fn sort(&mut self) {
-        for events in self.nodes.values_mut() {
-            events.sort_by_key(|(at, _)| *at);
+        events.insert(0, (now, free));
+        let former = self.nodes.insert(node.clone(), events);
+        let known = &self.nodes[node];
+        for (at, _) in former.into_iter().flatten().skip(1) {
+            if known[1..].iter().any(|(end, _)| *end == at) {
+                continue;
+            }
+            if let Some(nodes) = self.ends.get_mut(&at) {
+                nodes.remove(node);
+                if nodes.is_empty() {
+                    self.ends.remove(&at);
+                }
+            }
         }
-        self.ends.sort_unstable();
-        self.ends.dedup();
     }
 
     /// When something comes free, in order.
     pub fn ends(&self) -> impl Iterator<Item = Timestamp> + '_ {
-        self.ends.iter().copied()
+        self.ends.keys().copied()
     }
 
-    /// The nodes that will have so much free, the earliest first, and from when on.
-    pub fn free_at(&self, wanted: Free) -> Vec<(Timestamp, NodeName)> {
-        let mut found: Vec<(Timestamp, NodeName)> = Vec::new();
-        for (node, events) in &self.nodes {
+    /// Nodes of which something comes free after a time, and until another; none: since the beginning.
+    pub fn ending(&self, after: Option<Timestamp>, until: Timestamp) -> impl Iterator<Item = &NodeName> {
+        let from = after.map_or(Unbounded, Excluded);
+        // A range that ends before it begins is none.
+        let is_one = after.is_none_or(|after| after < until);
+        let ends = is_one.then(|| self.ends.range((from, Included(until))));
+        ends.into_iter().flatten().flat_map(|(_, nodes)| nodes)
+    }
+
+    /// The earliest time at which so many nodes have so much free; none: there are fewer.
+    pub fn free_at(&self, wanted: Free, nodes: usize) -> Option<Timestamp> {
+        let mut times: Vec<Timestamp> = Vec::new();
+        for events in self.nodes.values() {
             let mut free = Free::default();
-            for (at, freed) in events {
+            let enough = events.iter().find(|(_, freed)| {
                 free.add(*freed);
-                if free.holds(wanted) {
-                    found.push((*at, node.clone()));
-                    break;
-                }
-            }
+                free.holds(wanted)
+            });
+            times.extend(enough.map(|(at, _)| *at));
         }
-        found.sort_unstable();
-        found
+        let last = nodes.checked_sub(1).filter(|last| *last < times.len())?;
+        Some(*times.select_nth_unstable(last).1)
     }
 }

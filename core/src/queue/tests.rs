@@ -262,22 +262,27 @@ fn a_profile_tells_when_nodes_come_free() {
         cpus: gpus,
         memory: gpus,
     };
+    let (a, b) = (name("a"), name("b"));
     let mut profile = Profile::default();
-    profile.add_node(name("a"), Timestamp(10), amount(2));
-    profile.add_node(name("b"), Timestamp(10), amount(0));
-    profile.add_end(&name("b"), Timestamp(40), amount(8));
-    profile.add_end(&name("a"), Timestamp(50), amount(4));
-    profile.add_end(&name("a"), Timestamp(30), amount(2));
-    profile.add_end(&name("gone"), Timestamp(20), amount(8));
-    profile.sort();
-    let at = |gpus| -> BTreeMap<String, u64> {
-        let found = profile.free_at(amount(gpus)).into_iter();
-        found.map(|(at, node)| (node.to_string(), at.0)).collect()
+    let freed = vec![(Timestamp(50), amount(4)), (Timestamp(30), amount(2))];
+    profile.set_node(&a, Timestamp(10), amount(2), freed);
+    let freed = vec![(Timestamp(40), amount(8)), (Timestamp(20), amount(1))];
+    profile.set_node(&b, Timestamp(10), amount(0), freed);
+    profile.set_node(&b, Timestamp(10), amount(0), vec![(Timestamp(40), amount(8))]);
+    let at = |gpus| -> Vec<u64> {
+        let times = (1..=3).filter_map(|nodes| profile.free_at(amount(gpus), nodes));
+        times.map(|at| at.0).collect()
     };
-    assert_eq!(at(2), [("a".to_owned(), 10), ("b".to_owned(), 40)].into());
-    assert_eq!(at(4), [("a".to_owned(), 30), ("b".to_owned(), 40)].into());
-    assert_eq!(at(8), [("a".to_owned(), 50), ("b".to_owned(), 40)].into());
-    assert_eq!(at(9), BTreeMap::new());
+    assert_eq!(at(2), [10, 40]);
+    assert_eq!(at(4), [30, 40]);
+    assert_eq!(at(8), [40, 50]);
+    assert!(at(9).is_empty());
+    let ending = |after: Option<u64>, until| -> Vec<&NodeName> {
+        profile.ending(after.map(Timestamp), Timestamp(until)).collect()
+    };
+    assert_eq!(ending(None, 30), [&a]);
+    assert_eq!(ending(Some(30), 50), [&b, &a]);
+    assert!(ending(Some(50), 50).is_empty());
     assert_eq!(
         profile.ends().collect::<Vec<_>>(),
         [Timestamp(30), Timestamp(40), Timestamp(50)]

@@ -102,7 +102,10 @@ fn a_share_that_is_taken_back_ends_what_came_by_it() {
     );
 
     share(&mut control, &[], &["carol"]);
+    // Waiting would close it, and his command end by itself.
+    let open = bob.stdin.take();
     assert_eq!(bob.wait().unwrap().code(), Some(255), "cut off");
+    drop(open);
     world.certify("user", &["-n", "bob"]);
     assert!(!enters(&world, &[]));
     control.until(|status| status.connections == 1);

@@ -15,7 +15,8 @@
 //! Each server is written to `busy` (`processes` of a description), and each command to `mps-commands`.
 //!
 //! `--client SOCKET UID [PERCENT [MEMORY]]` is a CUDA program: it prints what it got, and once more when that was taken
-//! from it. It says itself whose it is, so it may be run outside of the container that it stands for.
+//! from it. It says itself whose it is, so it may be run outside of the container that it stands for. With no more than
+//! `--client` it runs in it: socket and limits are what its environment says, and whose it is the kernel tells.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -30,6 +31,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::PeerCredentials;
+
+/// Whoever the kernel says it is.
+const SELF: &str = "-";
 /// Between two looks at what is waited for.
 const POLL: Duration = Duration::from_millis(10);
 
@@ -41,7 +47,10 @@ fn main() -> ExitCode {
         ["--server"] => loop {
             thread::park();
         },
-        ["--client", socket, uid, ref limits @ ..] => client(Path::new(socket), uid, limits),
+        ["--client"] => client_inside(),
+        ["--client", socket, uid, ref limits @ ..] => {
+            client(Path::new(socket), &std::process::id().to_string(), uid, limits)
+        }
         [] => commands(),
         _ => Err("Unknown option".into()),
     };
@@ -148,8 +157,16 @@ fn serve(daemon: &Shared, stream: UnixStream) -> Result<(), String> {
     while reader.read_line(&mut line).map_err(text)? > 0 {
         let words: Vec<&str> = line.split_whitespace().collect();
         if let ["CLIENT", pid, uid, ref rest @ ..] = words[..] {
-            let pid = pid.parse().map_err(|_| "a client without a process")?;
-            let uid = uid.parse().map_err(|_| "a client without a user")?;
+            let (pid, uid) = match pid {
+                SELF => {
+                    let own = getsockopt(&stream, PeerCredentials).map_err(|error| error.to_string())?;
+                    (own.pid().unsigned_abs(), own.uid())
+                }
+                _ => (
+                    pid.parse().map_err(|_| "a client without a process")?,
+                    uid.parse().map_err(|_| "a client without a user")?,
+                ),
+            };
             return serve_client(daemon, pid, uid, rest, &stream);
         }
         let answer = answer(daemon, &words);
@@ -338,10 +355,17 @@ fn commands() -> Result<(), String> {
     Ok(())
 }
 
-fn client(socket: &Path, uid: &str, limits: &[&str]) -> Result<(), String> {
+fn client_inside() -> Result<(), String> {
+    let told = |name: &str| env::var(name).unwrap_or_default();
+    let percent = told("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE");
+    let memory = told("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT");
+    client(&pipes().join("control"), SELF, SELF, &[&percent, &memory])
+}
+
+fn client(socket: &Path, pid: &str, uid: &str, limits: &[&str]) -> Result<(), String> {
     let text = |error: io::Error| error.to_string();
     let daemon = UnixStream::connect(socket).map_err(text)?;
-    let line = format!("CLIENT {} {uid} {}", std::process::id(), limits.join(" "));
+    let line = format!("CLIENT {pid} {uid} {}", limits.join(" "));
     writeln!(&daemon, "{line}").map_err(text)?;
     for answer in BufReader::new(daemon).lines() {
         println!("{}", answer.map_err(text)?);
