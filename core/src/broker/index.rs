@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::state::State;
 use crate::model::account::Account;
-use crate::model::ids::{AccountName, JobId};
+use crate::model::ids::{AccountName, JobId, UserName};
 use crate::model::job::{Hold, Job, Phase};
 use crate::model::resources::ResourceRequest;
 use crate::model::start::{Dependency, DependencyKind};
@@ -143,6 +143,9 @@ impl State {
             for former in old.awaited() {
                 self.forget_dependent(former, job.id);
             }
+            if old.conditions.singleton {
+                self.forget_singleton(old);
+            }
         }
         if !matches!(job.phase, Phase::Pending) {
             self.pending.remove(job.id);
@@ -155,6 +158,9 @@ impl State {
             .extend(times.filter(|at| *at > self.ticked).map(|at| (at, job.id)));
         for former in job.awaited() {
             self.dependents.entry(former).or_default().insert(job.id);
+        }
+        if job.conditions.singleton {
+            self.singletons.entry(name_of(job)).or_default().insert(job.id);
         }
         if self.aside(job).is_some() {
             self.promises.remove(&job.id);
@@ -172,6 +178,16 @@ impl State {
             alone: patient.then_some(job.id),
         };
         self.pending.insert(job.id, key, job.since());
+    }
+
+    fn forget_singleton(&mut self, job: &Job) {
+        let name = name_of(job);
+        if let Some(same) = self.singletons.get_mut(&name) {
+            same.remove(&job.id);
+            if same.is_empty() {
+                self.singletons.remove(&name);
+            }
+        }
     }
 
     fn forget_dependent(&mut self, former: JobId, job: JobId) {
@@ -250,18 +266,15 @@ impl State {
 
     /// Jobs that wait for one may start when it is over, and only then.
     fn see_to_dependents(&mut self, former: JobId) {
-        // Whoever waits for all of a name is told of each that ends.
-        let singletons: Vec<JobId> = self.pending.aside().filter(|id| self.is_singleton(*id)).collect();
-        for id in singletons {
+        // Whoever waits for all of a name is told of each that ends; the others wait for the first of them.
+        let name = self.jobs.get(&former).map(|job| name_of(job));
+        let same = name.and_then(|name| self.singletons.get(&name)?.get_min().copied());
+        if let Some(id) = same {
             self.look_again(id);
         }
         for id in self.dependents.get(&former).cloned().unwrap_or_default() {
             self.look_again(id);
         }
-    }
-
-    fn is_singleton(&self, id: JobId) -> bool {
-        self.jobs.get(&id).is_some_and(|job| job.conditions.singleton)
     }
 
     /// Jobs whose time to begin has come may start. Those whose time is up: they are to be cancelled.
@@ -323,4 +336,9 @@ impl State {
         let session = job.session.and_then(|id| self.sessions.get(&id));
         session.is_some_and(|session| session.spec.container.root)
     }
+}
+
+/// Of what `--dependency singleton` lets one run at a time.
+fn name_of(job: &Job) -> (UserName, String) {
+    (job.owner.clone(), job.name.clone())
 }

@@ -31,6 +31,7 @@ mod settings;
 mod state;
 #[cfg(test)]
 mod tests;
+mod unfit;
 mod usage;
 mod view;
 
@@ -231,6 +232,7 @@ impl Broker {
         self.state
             .partitions
             .insert(partition.name.clone(), Arc::clone(&partition));
+        self.state.hosts.note_change();
         self.record(Change::PutPartition(partition));
     }
 

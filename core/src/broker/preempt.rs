@@ -17,7 +17,7 @@ use crate::model::job::{Ending, Job, JobKind, JobState};
 use crate::model::qos::Preemption;
 use crate::model::resources::{ResourceRequest, UnitRequest};
 use crate::model::time::Timestamp;
-use crate::placement::{Assume, Hosts, Needs, Room, fits, place};
+use crate::placement::{Assume, Hosts, Needs, Room, find, fits};
 use crate::queue::Holder;
 
 /// Waiting jobs for which one pass looks for others that could end: each look goes over all nodes.
@@ -117,6 +117,11 @@ impl Yielding {
         takers.into_iter().map(|(_, job)| job).collect()
     }
 
+    /// Nobody holds anything that could be ended for another, or is being ended.
+    pub fn is_empty(&self) -> bool {
+        self.candidates.is_empty() && self.ending.is_empty() && self.next.is_none()
+    }
+
     /// Jobs that are being ended for one.
     pub fn ending_for(&self, job: JobId) -> Vec<JobId> {
         let all = self.ending.get(&job).into_iter().flatten();
@@ -168,7 +173,7 @@ impl Yielding {
         let found = Some(search(own))
             .filter(|search| search.enough(&victims))
             .unwrap_or(whole);
-        let parts = place(&found.without(&found.base, &victims), needs, Assume::Now).ok()?;
+        let parts = find(&found.without(&found.base, &victims), needs, Assume::Now)?;
         Some(TakeOver {
             promise: Promise {
                 job: job.id,

@@ -1,7 +1,7 @@
 //! One scheduling pass: gives free resources to pending jobs.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::collections::{BTreeSet, BinaryHeap};
 use std::ops::Bound::{Excluded, Unbounded};
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,17 +13,18 @@ use super::backfill::{Promise, Promises};
 use super::headroom::Headroom;
 use super::preempt::Yielding;
 use super::state::State;
+use super::unfit::Unfit;
 use super::{Broker, Reject, RejectKind};
 use crate::model::audit::Action;
-use crate::model::ids::{JobId, NodeName, PartitionName, SessionId, UserName};
+use crate::model::ids::{JobId, NodeName, SessionId};
 use crate::model::job::{Ending, Job, JobState, Phase, Placed, RankStatus};
 use crate::model::qos::Preemption;
-use crate::model::resources::{Allocation, ResourceRequest, UnitRequest};
+use crate::model::resources::{Allocation, ResourceRequest};
 use crate::model::session::SessionSpec;
 use crate::model::terms::Terms;
 use crate::model::time::Timestamp;
 use crate::placement::{Assume, Hosts, Needs, Part, WhyNot, find, fits, place, why_not};
-use crate::queue::{ClassKey, Kept, Wait};
+use crate::queue::{Class, ClassKey, Kept, Wait};
 
 /// Interactive demand is looked at anew after so long while somebody waits for what is kept for it.
 const HEADROOM_AGE: Duration = Duration::from_mins(10);
@@ -34,61 +35,6 @@ enum Next {
     Job,
     /// It is no other with those behind it.
     Class,
-}
-
-/// What is known of what does not fit on what is free, which only becomes less in a pass.
-#[derive(Default)]
-struct Unfit(BTreeMap<Arc<ResourceRequest>, Vec<Known>>);
-
-/// What is known of one request. What decides beside it: root, the partition, and whose it is, since who shares a
-/// GPU may matter.
-struct Known {
-    root: bool,
-    partition: PartitionName,
-    /// None: it does not matter.
-    owner: Option<UserName>,
-    /// It does not fit on what is free; and whether it would were all free.
-    now: Option<bool>,
-    /// It does not fit beside what is promised to those who start before the end of a job that ends then or later.
-    until: Option<Timestamp>,
-}
-
-impl Known {
-    fn is_of(&self, class: &ClassKey) -> bool {
-        self.root == class.root
-            && self.partition == class.terms.partition
-            && self.owner.as_ref().is_none_or(|owner| *owner == class.owner)
-    }
-}
-
-impl Unfit {
-    fn get(&self, asked: &ResourceRequest, class: &ClassKey) -> Option<&Known> {
-        self.0.get(asked)?.iter().find(|known| known.is_of(class))
-    }
-
-    fn learn(&mut self, asked: &ResourceRequest, class: &ClassKey) -> &mut Known {
-        let request = if *asked == *class.request {
-            Arc::clone(&class.request)
-        } else {
-            Arc::new(asked.clone())
-        };
-        let all = self.0.entry(request).or_default();
-        let at = all.iter().position(|known| known.is_of(class));
-        let at = at.unwrap_or_else(|| {
-            let shares = asked
-                .components()
-                .any(|one| matches!(one.unit, UnitRequest::Share { .. }));
-            all.push(Known {
-                root: class.root,
-                partition: class.terms.partition.clone(),
-                owner: shares.then(|| class.owner.clone()),
-                now: None,
-                until: None,
-            });
-            all.len() - 1
-        });
-        &mut all[at]
-    }
 }
 
 /// A pass under way.
@@ -138,17 +84,18 @@ impl Broker {
             }
         }
         let promised: BTreeSet<JobId> = pass.promises.made().iter().map(|promise| promise.job).collect();
-        let mut heads = BinaryHeap::new();
-        for (number, class) in self.state.pending.classes() {
-            if let Some((since, job)) = class.jobs.get_min() {
-                let place = self.state.place_of(&class.key, *since, *job);
-                heads.push(Reverse((place, number)));
-            }
-        }
+        let heads = self.state.pending.classes().filter_map(|(number, class)| {
+            let (since, job) = class.jobs.get_min()?;
+            Some(Reverse((self.state.place_of(&class.key, *since, *job), number)))
+        });
+        let mut heads: BinaryHeap<_> = heads.collect();
         while let Some(Reverse((place, number))) = heads.pop() {
             let (.., since, id) = place;
+            let waits = |class| self.waits_on(&pass, class);
             let next = if promised.contains(&id) {
                 Next::Job
+            } else if self.state.pending.class(number).is_some_and(waits) {
+                Next::Class
             } else {
                 self.consider(&mut pass, id, number)
             };
@@ -170,6 +117,28 @@ impl Broker {
         self.state.promises = made.map(|promise| (promise.job, Arc::clone(promise))).collect();
         let headroom = pass.kept_out.then(|| now.after(HEADROOM_AGE));
         self.state.next_pass = pass.yielding.next_look(now).into_iter().chain(headroom).min();
+    }
+
+    /// Whether it is known without a look that jobs of a class wait as they did: there is no room for them, they are
+    /// promised nothing, and nobody is ended for them.
+    fn waits_on(&self, pass: &Pass, class: &Class) -> bool {
+        let key = &class.key;
+        let has_promise = pass.promises.made().len() < self.state.settings.queue.promises as usize;
+        if has_promise || key.alone.is_some() || !pass.yielding.is_empty() {
+            return false;
+        }
+        let known = || pass.unfit.known(&key.request, key);
+        match class.why {
+            Some(Wait::Resources) => class.when_free == Some((self.state.hosts.epoch(), true)) && known().now,
+            Some(Wait::Priority(ahead)) => {
+                let until = pass.now.after(key.time_limit).after(self.state.settings.grace);
+                let (known, first) = (known(), pass.promises.before(until));
+                !known.now
+                    && known.until.is_some_and(|at| at <= until)
+                    && first.is_some_and(|promise| promise.job == ahead)
+            }
+            _ => false,
+        }
     }
 
     /// Looks at a job that has just been queued, when nothing else has changed: those before it were looked at,
@@ -228,46 +197,52 @@ impl Broker {
         let until = pass.now.after(job.time_limit).after(self.state.settings.grace);
         let state = &self.state;
         let needs = state.needs(&job, &asked);
-        let known = pass.unfit.get(&asked, &class);
-        let behind = known.and_then(|known| known.until).is_some_and(|at| at <= until);
-        let when_free = match known.and_then(|known| known.now) {
-            Some(when_free) => when_free,
-            None if behind || fits(&state.hosts, needs, Assume::Now) => {
-                let found = if behind {
-                    Err(None)
-                } else {
-                    let kept = job
-                        .session
-                        .map(|session| self.kept_on(session))
-                        .unwrap_or_default();
-                    let hosts = pass.promises.hosts_until(state, until).unwrap_or(&state.hosts);
-                    beside_headroom(state, &mut pass.headroom, pass.now, hosts, (&job, needs, &kept))
-                };
-                match found {
-                    Ok(allocation) => {
-                        let nodes = self.give(pass.now, &job, allocation);
-                        pass.promises.given(&nodes);
-                        return None;
-                    }
-                    Err(Some(kept)) => {
-                        pass.kept_out = true;
-                        self.state.pending.set_why(number, Wait::Headroom(Box::new(kept)));
-                        return None;
-                    }
-                    Err(None) if !behind => pass.unfit.learn(&asked, &class).until = Some(until),
-                    Err(None) => {}
+        let known = pass.unfit.known(&asked, &class);
+        let behind = known.until.is_some_and(|at| at <= until);
+        if !known.now && (behind || fits(&state.hosts, needs, Assume::Now)) {
+            let found = if behind {
+                Err(None)
+            } else {
+                let kept = job
+                    .session
+                    .map(|session| self.kept_on(session))
+                    .unwrap_or_default();
+                let hosts = pass.promises.hosts_until(state, until).unwrap_or(&state.hosts);
+                beside_headroom(state, &mut pass.headroom, pass.now, hosts, (&job, needs, &kept))
+            };
+            match found {
+                Ok(allocation) => {
+                    let nodes = self.give(pass.now, &job, allocation);
+                    pass.promises.given(&nodes);
+                    return None;
                 }
-                let ahead = pass.promises.before(until).map(|promise| promise.job);
-                let why = ahead.map_or(Wait::Resources, Wait::Priority);
-                self.state.pending.set_why(number, why);
-                return Some((job, class));
+                Err(Some(kept)) => {
+                    pass.kept_out = true;
+                    self.state.pending.set_why(number, Wait::Headroom(Box::new(kept)));
+                    return None;
+                }
+                Err(None) if !behind => pass.unfit.learn_until(&asked, &class, until),
+                Err(None) => {}
             }
-            None => {
+            let ahead = pass.promises.before(until).map(|promise| promise.job);
+            let why = ahead.map_or(Wait::Resources, Wait::Priority);
+            self.state.pending.set_why(number, why);
+            return Some((job, class));
+        }
+        if !known.now {
+            pass.unfit.learn_now(&asked, &class);
+        }
+        let epoch = state.hosts.epoch();
+        let when_free = match self.state.pending.class(number).and_then(|class| class.when_free) {
+            Some((at, when_free)) if at == epoch && class.alone.is_none() => when_free,
+            _ => {
                 let when_free = fits_when_free(state, needs);
-                pass.unfit.learn(&asked, &class).now = Some(when_free);
+                self.state.pending.set_when_free(number, (epoch, when_free));
                 when_free
             }
         };
+        let needs = self.state.needs(&job, &asked);
+        let state = &self.state;
         if holds_out(state, &job, needs).is_some() {
             // It could start, and waits by its own wish: nobody need wait behind it.
             self.state.pending.set_why(number, Wait::Wish);

@@ -86,6 +86,8 @@ pub struct State {
     pub begins: OrdSet<(Timestamp, JobId)>,
     /// Pending jobs that wait for the end of each job.
     pub dependents: OrdMap<JobId, OrdSet<JobId>>,
+    /// Pending jobs that wait for all earlier ones of their user and name.
+    pub singletons: OrdMap<(UserName, String), OrdSet<JobId>>,
     /// When and where the first of the pending jobs start at the latest, as the last pass found it.
     pub promises: OrdMap<JobId, Arc<Promise>>,
     /// When the next pass is due though nothing happens.
@@ -210,6 +212,7 @@ impl State {
             patience: OrdSet::new(),
             begins: OrdSet::new(),
             dependents: OrdMap::new(),
+            singletons: OrdMap::new(),
             promises: OrdMap::new(),
             next_pass: None,
             by_model: ByModel::default(),

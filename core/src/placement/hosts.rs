@@ -116,6 +116,8 @@ pub struct Hosts {
     outlook: Arc<Outlook>,
     /// What follows from it for these hosts, worked out when it is first asked for.
     prospects: OnceLock<Arc<Prospects>>,
+    /// Changes of what there is, free or not.
+    epoch: u64,
 }
 
 /// Hosts that give a request the same GPUs; what is taken as free.
@@ -284,6 +286,17 @@ impl Hosts {
         &self.fabric
     }
 
+    /// Another number each time that what there is has changed, whoever holds it: hosts, what they have, and whether they
+    /// are in service.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// What somebody may have of them has changed.
+    pub fn note_change(&mut self) {
+        self.epoch += 1;
+    }
+
     /// All lie alike to each other: nothing is known of switches and blocks.
     pub(super) fn is_flat(&self) -> bool {
         !self.fabric.has_switches() && self.blocks.is_empty()
@@ -310,6 +323,7 @@ impl Hosts {
             return;
         }
         let room = known.map(|known| known.room.clone()).unwrap_or_default();
+        self.note_change();
         self.remove(node);
         let member = Member {
             node: node.clone(),
@@ -396,6 +410,7 @@ impl Hosts {
         let Some(host) = self.hosts.get(node).filter(|host| host.room != room).cloned() else {
             return;
         };
+        self.epoch += u64::from(host.room.unavailable.is_none() != room.unavailable.is_none());
         self.take_out(&host);
         self.insert(node, Host { room, ..host });
     }
@@ -405,6 +420,7 @@ impl Hosts {
         let Some(host) = self.hosts.remove(node) else {
             return;
         };
+        self.note_change();
         self.take_out(&host);
         self.features.give_back(host.member.features);
         self.blocks.give_back(host.member.block);
@@ -524,6 +540,11 @@ impl Hosts {
             }
         }
         all.into_iter()
+    }
+
+    /// The kinds of hosts that there are.
+    pub(crate) fn kinds(&self) -> impl Iterator<Item = &HostKind> {
+        self.kinds.values().map(|kind| &kind.host)
     }
 
     /// A kind of host there is.

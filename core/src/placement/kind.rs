@@ -180,7 +180,7 @@ impl HostKind {
     }
 
     /// GPUs of the models that a request names; of any when it names none.
-    pub(super) fn of_model(&self, pattern: &str) -> u64 {
+    pub(crate) fn of_model(&self, pattern: &str) -> u64 {
         if pattern.is_empty() {
             return self.all();
         }

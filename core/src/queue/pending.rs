@@ -45,6 +45,9 @@ pub struct Class {
     pub jobs: OrdSet<(Timestamp, JobId)>,
     /// Why they wait, as the last pass found it; none: no pass has looked at them.
     pub why: Option<Wait>,
+    /// Whether it would fit were all nodes free that are in service, as found at this epoch of the hosts
+    /// ([`crate::placement::Hosts::epoch`]); none: no pass has looked.
+    pub when_free: Option<(u64, bool)>,
 }
 
 /// Why a class waits.
@@ -141,6 +144,7 @@ impl Pending {
             key,
             jobs: OrdSet::new(),
             why: None,
+            when_free: None,
         };
         self.classes.insert(number, class);
         number
@@ -175,6 +179,13 @@ impl Pending {
             .is_some_and(|class| class.why.as_ref() == Some(&why));
         if let Some(class) = self.classes.get_mut(&number).filter(|_| !same) {
             class.why = Some(why);
+        }
+    }
+
+    /// Takes note of whether a class would fit were all nodes free.
+    pub fn set_when_free(&mut self, number: u32, when_free: (u64, bool)) {
+        if let Some(class) = self.classes.get_mut(&number) {
+            class.when_free = Some(when_free);
         }
     }
 }

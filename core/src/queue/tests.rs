@@ -1,7 +1,6 @@
 //! The queue's arithmetic, beside slow and obvious models of it.
 
 use std::cmp::Ordering;
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use proptest::prelude::*;

@@ -5,12 +5,11 @@ use std::time::Duration;
 
 use crate::broker::input::{Caller, OpenSession};
 use crate::broker::{Broker, Call, Reject, RejectKind, Reply, State};
-use crate::model::gpu::Inventory;
 use crate::model::gpu_unit::WHOLE_MILLI;
 use crate::model::ids::{JobId, SessionId, SessionName, UserName};
 use crate::model::job::{Hold, Job, JobKind, Phase};
 use crate::model::policy::Refusal;
-use crate::model::resources::{ResourceRequest, UnitRequest, model_matches};
+use crate::model::resources::{ResourceRequest, UnitRequest};
 use crate::model::session::{Session, SessionSpec};
 use crate::model::start::StartWish;
 use crate::model::terms::Terms;
@@ -328,17 +327,13 @@ impl State {
         let gpus = request.gpus_per_node;
         // GPUs in thousandths: of slices and shares a part.
         let milli = u64::from(gpus) * u64::from(request.unit.milli());
-        let matching = |inventory: &Inventory| {
-            let all = inventory.gpus.iter();
-            all.filter(|gpu| model_matches(&request.gpu_model, &gpu.model))
-                .count()
-        };
-        let have = |least: usize| {
-            let all = self.nodes.values().map(|node| &node.inventory);
-            let meant = all.filter(|inventory| inventory.cpus > 0 && matching(inventory) >= least);
+        let have = |least: u32| {
+            let all = self.hosts.kinds();
+            let meant =
+                all.filter(|host| host.cpus > 0 && host.of_model(&request.gpu_model).count_ones() >= least);
             meant.collect::<Vec<_>>()
         };
-        let mut hosts = have(milli.div_ceil(u64::from(WHOLE_MILLI)) as usize);
+        let mut hosts = have(milli.div_ceil(u64::from(WHOLE_MILLI)) as u32);
         if hosts.is_empty() {
             // Refused in any case; the reason is then the GPUs, and not what they would have come with.
             hosts = have(1);
@@ -359,9 +354,9 @@ impl State {
                 (u128::from(settings.memory_per_gpu) * u128::from(milli) / u128::from(WHOLE_MILLI)) as u64,
             )
         };
-        for inventory in hosts {
-            cpus = cpus.min(share(u64::from(inventory.cpus), inventory.gpus.len()));
-            memory = memory.min(share(inventory.memory_bytes, inventory.gpus.len()));
+        for host in hosts {
+            cpus = cpus.min(share(u64::from(host.cpus), host.gpus()));
+            memory = memory.min(share(host.memory_bytes, host.gpus()));
         }
         if request.cpus_per_node == 0 {
             request.cpus_per_node = u32::try_from(cpus.max(1)).unwrap_or(u32::MAX);

@@ -91,6 +91,7 @@ impl Broker {
         )?;
         self.audit(caller, Action::PartitionDelete, format!("partition {name}"), "");
         self.state.partitions.remove(name);
+        self.state.hosts.note_change();
         self.record(Change::DeletePartition(name.clone()));
         Ok(Vec::new())
     }

@@ -231,3 +231,61 @@ fn a_session_is_extended_when_nobody_is_harmed() {
     let promise = &world.broker.state().promises[&waits];
     assert_eq!(promise.start.since(world.now), Duration::from_secs(125 * 60 + 10));
 }
+
+/// One of a name runs at a time, in the order of their numbers, whatever becomes of each.
+#[test]
+fn singletons_follow_each_other() {
+    let mut world = World::new(&["n1"]);
+    let one = |wait: bool| StartWish {
+        conditions: Conditions {
+            singleton: wait,
+            ..Conditions::default()
+        },
+        ..StartWish::default()
+    };
+    let mut submit = |singleton: bool, user: &str| {
+        let request = SubmitJob {
+            name: "train".parse().expect("a name"),
+            spec: gpus(1),
+            command: vec!["true".into()],
+            requeue: true,
+            start: one(singleton),
+        };
+        match world
+            .must(Input::SubmitJob(caller(user), Box::new(request)))
+            .reply
+        {
+            Reply::Job(id) => id,
+            other => panic!("no job: {other:?}"),
+        }
+    };
+    let plain = submit(false, "alice");
+    let jobs: Vec<JobId> = (0..4).map(|_| submit(true, "alice")).collect();
+    let of_bob = submit(true, "bob");
+    let waits = |world: &World| -> Vec<bool> {
+        jobs.iter()
+            .map(|id| world.state(*id) == JobState::Pending)
+            .collect()
+    };
+    assert_eq!(world.state(of_bob), JobState::Configuring);
+    assert_eq!(waits(&world), [true; 4], "behind one that is none itself");
+    world.end(plain, "n1", Some(0));
+    assert_eq!(waits(&world), [false, true, true, true]);
+    // One that goes without having run lets nobody pass; one that waits for nobody any more starts.
+    world.must(Input::CancelJob(caller("alice"), jobs[1]));
+    assert_eq!(world.state(jobs[2]), JobState::Pending);
+    let free = JobUpdate {
+        conditions: Some(Conditions::default()),
+        ..JobUpdate::default()
+    };
+    world.update("alice", jobs[3], free).expect("its owner may");
+    assert_eq!(world.state(jobs[3]), JobState::Configuring);
+    world.end(jobs[0], "n1", Some(1));
+    assert_eq!(
+        world.state(jobs[2]),
+        JobState::Configuring,
+        "{}",
+        world.reason(jobs[2])
+    );
+    assert!(world.broker.state().singletons.is_empty());
+}

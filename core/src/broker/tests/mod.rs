@@ -17,6 +17,7 @@ mod requests;
 mod rights;
 mod sharing;
 mod tokens;
+mod unfit;
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,0 +1,147 @@
+//! What a pass has found not to fit: whoever asks for as much of the same, or for more, need not be looked at.
+//!
+//! In a pass what is free only becomes less, so what is learned stays true.
+
+use std::collections::BTreeMap;
+
+use crate::model::constraints::Constraints;
+use crate::model::ids::{PartitionName, UserName};
+use crate::model::resources::{ResourceRequest, UnitRequest};
+use crate::model::time::Timestamp;
+use crate::queue::ClassKey;
+
+/// Amounts of which none is less than another that are remembered of one kind: these are few.
+const MAX_REMEMBERED: usize = 64;
+
+/// What is known.
+#[derive(Default)]
+pub(super) struct Unfit(BTreeMap<Kind, Vec<Amount>>);
+
+/// What is known of a request.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Known {
+    /// It does not fit on what is free.
+    pub now: bool,
+    /// It does not fit beside what is promised, if it ends then or later.
+    pub until: Option<Timestamp>,
+}
+
+/// What two requests must have in common so that one of them asks for more.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Kind {
+    root: bool,
+    partition: PartitionName,
+    /// None: who it is does not matter, as it may where GPUs are shared.
+    owner: Option<UserName>,
+    unit: UnitRequest,
+    /// Each host keeps something for its free GPUs: who takes more of them may have more besides.
+    gpus: u32,
+    gpu_model: String,
+    constraints: Constraints,
+    /// Where it matters how nodes lie to each other: more of them may fit where fewer do not.
+    nodes: Option<u32>,
+}
+
+impl Kind {
+    fn of(asked: &ResourceRequest, class: &ClassKey) -> Self {
+        let shared = matches!(asked.unit, UnitRequest::Share { .. });
+        let anywhere = asked.constraints == Constraints::default();
+        Self {
+            root: class.root,
+            partition: class.terms.partition.clone(),
+            owner: shared.then(|| class.owner.clone()),
+            unit: asked.unit.clone(),
+            gpus: asked.gpus_per_node,
+            gpu_model: asked.gpu_model.clone(),
+            constraints: asked.constraints.clone(),
+            nodes: (!anywhere).then_some(asked.nodes),
+        }
+    }
+}
+
+/// How much of a kind does not fit.
+#[derive(Clone, Copy)]
+struct Amount {
+    nodes: u32,
+    nvlink: bool,
+    gpu_memory: u64,
+    cpus: u32,
+    memory: u64,
+    known: Known,
+}
+
+impl Amount {
+    fn of(asked: &ResourceRequest, known: Known) -> Self {
+        Self {
+            nodes: asked.nodes,
+            nvlink: asked.nvlink,
+            gpu_memory: asked.gpu_memory_bytes,
+            cpus: asked.cpus_per_node,
+            memory: asked.memory_bytes_per_node,
+            known,
+        }
+    }
+
+    /// It is no more of anything than the other.
+    fn is_within(&self, other: &Self) -> bool {
+        self.nodes <= other.nodes
+            && self.nvlink <= other.nvlink
+            && self.gpu_memory <= other.gpu_memory
+            && self.cpus <= other.cpus
+            && self.memory <= other.memory
+    }
+}
+
+impl Unfit {
+    /// What is known of a request. Of several components nothing ever is.
+    pub fn known(&self, asked: &ResourceRequest, class: &ClassKey) -> Known {
+        let mut all = Known::default();
+        if self.0.is_empty() || !asked.more.is_empty() {
+            return all;
+        }
+        let wanted = Amount::of(asked, all);
+        let amounts = self.0.get(&Kind::of(asked, class)).into_iter().flatten();
+        for amount in amounts.filter(|amount| amount.is_within(&wanted)) {
+            all.now |= amount.known.now;
+            all.until = all.until.into_iter().chain(amount.known.until).min();
+        }
+        all
+    }
+
+    /// It does not fit on what is free.
+    pub fn learn_now(&mut self, asked: &ResourceRequest, class: &ClassKey) {
+        let known = Known {
+            now: true,
+            until: None,
+        };
+        self.learn(asked, class, known);
+    }
+
+    /// It does not fit beside what is promised, if it ends at that time.
+    pub fn learn_until(&mut self, asked: &ResourceRequest, class: &ClassKey, until: Timestamp) {
+        let known = Known {
+            now: false,
+            until: Some(until),
+        };
+        self.learn(asked, class, known);
+    }
+
+    fn learn(&mut self, asked: &ResourceRequest, class: &ClassKey, known: Known) {
+        if !asked.more.is_empty() {
+            return;
+        }
+        let amounts = self.0.entry(Kind::of(asked, class)).or_default();
+        let new = Amount::of(asked, known);
+        // What follows from the new one need not be remembered.
+        let follows = |known: &Known| match (new.known.until, known.until) {
+            _ if known.now => new.known.now,
+            (Some(new), Some(until)) => new <= until,
+            (None, Some(_)) => new.known.now,
+            (_, None) => true,
+        };
+        amounts.retain(|old| !(new.is_within(old) && follows(&old.known)));
+        if amounts.len() < MAX_REMEMBERED {
+            amounts.push(new);
+        }
+    }
+}
