@@ -7,7 +7,7 @@ use super::reject::{Reject, RejectKind};
 use super::rights::{Call, Inside, not_from_inside};
 use super::state::State;
 use crate::model::audit::Origin;
-use crate::model::ids::{JobId, JobKey, NodeName, SessionName, UserName};
+use crate::model::ids::{JobId, JobKey, NodeName, SessionId, SessionName, UserName};
 use crate::model::job::Job;
 use crate::model::node::NodeRecord;
 use crate::model::session::Session;
@@ -144,10 +144,10 @@ impl State {
     }
 
     /// A user's sessions, by name.
-    pub fn sessions_of<'a>(&'a self, user: &'a UserName) -> impl Iterator<Item = &'a Arc<Session>> + 'a {
+    pub fn sessions_of<'a>(&'a self, user: &'a UserName) -> impl Iterator<Item = SessionId> + 'a {
         let all = self.session_names.range((user.clone(), SessionName::first())..);
         all.take_while(move |((owner, _), _)| owner == user)
-            .filter_map(|(_, id)| self.sessions.get(id))
+            .map(|(_, id)| *id)
     }
 
     fn session_named(&self, user: &UserName, name: &SessionName) -> Option<&Arc<Session>> {

@@ -11,6 +11,7 @@ use crate::model::qos::MAX_PRIORITY;
 use crate::model::resources::Allocation;
 use crate::model::time::Timestamp;
 use crate::queue::fair_tree::{Branch, Standing, Standings, Who, standings};
+use crate::queue::pending::OrderVersion;
 use crate::queue::{Class, ClassKey, Factors, Holder, Points};
 
 /// How old fair-share may be: use hardly moves in less, against half-lives of days.
@@ -50,6 +51,7 @@ impl State {
             return false;
         }
         self.standings = (now, Arc::new(standings(&self.tree(now))));
+        self.ordered += 1;
         true
     }
 
@@ -157,18 +159,49 @@ impl State {
         }
     }
 
+    fn order_version(&self) -> OrderVersion {
+        (self.ordered, self.hosts.epoch())
+    }
+
+    /// Works out anew what of classes' priorities is not age, where something else is so by now.
+    pub(super) fn refresh_order(&mut self) {
+        let version = self.order_version();
+        let is_old = |class: &Class| class.rest.is_none_or(|(known, _)| known != version);
+        let old = self.pending.classes().filter(|(_, class)| is_old(class));
+        let old: Vec<(u32, i64)> = old
+            .map(|(number, class)| {
+                (
+                    number,
+                    self.settings.queue.weights.rest(&self.factors(&class.key)),
+                )
+            })
+            .collect();
+        for (number, rest) in old {
+            self.pending.set_rest(number, (version, rest));
+        }
+    }
+
+    /// What of a class's priority is not age.
+    fn rest(&self, class: &Class) -> i64 {
+        match class.rest {
+            Some((version, rest)) if version == self.order_version() => rest,
+            _ => self.settings.queue.weights.rest(&self.factors(&class.key)),
+        }
+    }
+
     /// The places of a class's jobs, the next one first: the age orders them.
     fn places<'a>(&'a self, class: &'a Class) -> impl Iterator<Item = Place> + 'a {
-        let factors = self.factors(&class.key);
+        let rest = self.rest(class);
+        class
+            .jobs
+            .iter()
+            .map(move |(since, job)| self.place(class, rest, *since, *job))
+    }
+
+    fn place(&self, class: &Class, rest: i64, since: Timestamp, job: JobId) -> Place {
+        let score = self.settings.queue.weights.score_since(rest, since);
         let top = class.key.terms.top.unwrap_or(i64::MAX);
-        class.jobs.iter().map(move |(since, job)| {
-            let factors = Factors {
-                since: *since,
-                ..factors
-            };
-            let score = self.settings.queue.weights.score(&factors);
-            (top, std::cmp::Reverse(score), *since, *job)
-        })
+        (top, std::cmp::Reverse(score), since, job)
     }
 
     /// Points of each of a class's jobs, in the same order.
@@ -189,21 +222,15 @@ impl State {
     }
 
     /// The place of one of a class's jobs.
-    pub(super) fn place_of(&self, key: &ClassKey, since: Timestamp, job: JobId) -> Place {
-        let factors = Factors {
-            since,
-            ..self.factors(key)
-        };
-        let score = self.settings.queue.weights.score(&factors);
-        let top = key.terms.top.unwrap_or(i64::MAX);
-        (top, std::cmp::Reverse(score), since, job)
+    pub(super) fn place_of(&self, class: &Class, since: Timestamp, job: JobId) -> Place {
+        self.place(class, self.rest(class), since, job)
     }
 
     /// The place of a pending job; none: it may not start yet.
     pub(super) fn place_in_queue(&self, job: JobId) -> Option<Place> {
         let (number, since) = self.pending.class_of(job)?;
         let class = self.pending.class(number)?;
-        Some(self.place_of(&class.key, since, job))
+        Some(self.place_of(class, since, job))
     }
 
     /// All pending jobs, the next one first; those that may not start yet come last.

@@ -73,6 +73,7 @@ impl Broker {
     /// a node to come back) lets others pass.
     pub(super) fn schedule(&mut self, now: Timestamp) {
         self.state.refresh_standings(now, None);
+        self.state.refresh_order();
         let former = std::mem::take(&mut self.state.promises);
         let mut pass = Pass::new(now, Promises::at(now), former);
         pass.yielding = Yielding::of(&self.state, now);
@@ -86,7 +87,7 @@ impl Broker {
         let promised: BTreeSet<JobId> = pass.promises.made().iter().map(|promise| promise.job).collect();
         let heads = self.state.pending.classes().filter_map(|(number, class)| {
             let (since, job) = class.jobs.get_min()?;
-            Some(Reverse((self.state.place_of(&class.key, *since, *job), number)))
+            Some(Reverse((self.state.place_of(class, *since, *job), number)))
         });
         let mut heads: BinaryHeap<_> = heads.collect();
         while let Some(Reverse((place, number))) = heads.pop() {
@@ -107,7 +108,7 @@ impl Broker {
                     };
                     let next = class.jobs.range((Excluded((since, id)), Unbounded)).next();
                     if let Some((since, id)) = next {
-                        let place = self.state.place_of(&class.key, *since, *id);
+                        let place = self.state.place_of(class, *since, *id);
                         heads.push(Reverse((place, number)));
                     }
                 }
@@ -369,7 +370,7 @@ impl Broker {
     /// A job's place in a node's desired state changed.
     pub(super) fn touch_job(&mut self, node: &NodeName, job: JobId) {
         self.touch(node);
-        self.state.update_link(node, |link| {
+        self.state.update_desired(node, |link| {
             link.since.insert(job, link.generation);
         });
     }

@@ -102,6 +102,8 @@ pub struct State {
     pub ended: OrdSet<(Timestamp, JobId)>,
     /// When those that are to leave are looked for next.
     pub forget_next: Timestamp,
+    /// How often it was.
+    pub ordered: u64,
     /// Jobs that hold something, by when they end at the latest.
     pub deadlines: OrdSet<(Timestamp, JobId)>,
     /// What live jobs hold on each node.
@@ -220,6 +222,7 @@ impl State {
             standings: (Timestamp(0), Arc::default()),
             ended: OrdSet::new(),
             forget_next: now,
+            ordered: 0,
             deadlines: OrdSet::new(),
             usage: OrdMap::new(),
             placed_on: OrdMap::new(),
@@ -407,12 +410,17 @@ impl State {
 
     /// Changes a node's link, made if need be.
     pub(super) fn update_link(&mut self, node: &NodeName, update: impl FnOnce(&mut NodeLink)) {
+        self.update_desired(node, update);
+        self.refresh(node);
+    }
+
+    /// The same where only what the node is to do changes: that makes nothing free.
+    pub(super) fn update_desired(&mut self, node: &NodeName, update: impl FnOnce(&mut NodeLink)) {
         let link = self
             .links
             .entry(node.clone())
             .or_insert_with(|| Arc::new(NodeLink::new(Timestamp(0))));
         update(Arc::make_mut(link));
-        self.refresh(node);
     }
 
     /// Puts a node's link in place of its former self.
@@ -423,7 +431,7 @@ impl State {
 
     /// A node's desired state changed.
     pub(super) fn bump_generation(&mut self, node: &NodeName) {
-        self.update_link(node, |link| link.generation += 1);
+        self.update_desired(node, |link| link.generation += 1);
     }
 
     /// The session's live job; none when it is stopped.

@@ -48,7 +48,13 @@ pub struct Class {
     /// Whether it would fit were all nodes free that are in service, as found at this epoch of the hosts
     /// ([`crate::placement::Hosts::epoch`]); none: no pass has looked.
     pub when_free: Option<(u64, bool)>,
+    /// What of their priority is not age ([`super::Weights::rest`]), and by which version of the order; none: nobody has
+    /// worked it out.
+    pub rest: Option<(OrderVersion, i64)>,
 }
+
+/// Tells an order of pending jobs from one by other fair-share or other hosts: the number of each.
+pub type OrderVersion = (u64, u64);
 
 /// Why a class waits.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -145,6 +151,7 @@ impl Pending {
             jobs: OrdSet::new(),
             why: None,
             when_free: None,
+            rest: None,
         };
         self.classes.insert(number, class);
         number
@@ -186,6 +193,13 @@ impl Pending {
     pub fn set_when_free(&mut self, number: u32, when_free: (u64, bool)) {
         if let Some(class) = self.classes.get_mut(&number) {
             class.when_free = Some(when_free);
+        }
+    }
+
+    /// Takes note of what of a class's priority is not age.
+    pub fn set_rest(&mut self, number: u32, rest: (OrderVersion, i64)) {
+        if let Some(class) = self.classes.get_mut(&number) {
+            class.rest = Some(rest);
         }
     }
 }

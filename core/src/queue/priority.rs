@@ -113,18 +113,27 @@ impl Weights {
 
     /// What orders jobs whatever the time: the priority at the Unix epoch, in thousandths of points.
     pub fn score(&self, factors: &Factors) -> i64 {
-        let unit = u128::from(
-            u64::try_from(self.age_unit.as_millis())
-                .unwrap_or(u64::MAX)
-                .max(1),
-        );
-        let age = u128::from(factors.since.0) * u128::from(self.age) * 1_000 / unit;
+        self.score_since(self.rest(factors), factors.since)
+    }
+
+    /// All of a score but for the age, in thousandths of points.
+    pub fn rest(&self, factors: &Factors) -> i64 {
         let rest = factors.fair_share * f64::from(self.fair_share)
             + factors.size * f64::from(self.size)
             + factors.qos * f64::from(self.qos)
             + factors.partition * f64::from(self.partition)
             + factors.interactive * f64::from(self.interactive);
-        let rest = (rest * 1_000.0).round() as i64 - i64::from(factors.nice) * 1_000;
+        (rest * 1_000.0).round() as i64 - i64::from(factors.nice) * 1_000
+    }
+
+    /// The score of a job that could have started since a time, and the rest of whose score is known.
+    pub fn score_since(&self, rest: i64, since: Timestamp) -> i64 {
+        let unit = u128::from(
+            u64::try_from(self.age_unit.as_millis())
+                .unwrap_or(u64::MAX)
+                .max(1),
+        );
+        let age = u128::from(since.0) * u128::from(self.age) * 1_000 / unit;
         rest.saturating_sub(i64::try_from(age).unwrap_or(i64::MAX))
     }
 
