@@ -237,7 +237,8 @@ impl Broker {
         let when_free = match self.state.pending.class(number).and_then(|class| class.when_free) {
             Some((at, when_free)) if at == epoch && class.alone.is_none() => when_free,
             _ => {
-                let when_free = fits_when_free(state, needs);
+                let looked = || fits_when_free(state, needs);
+                let when_free = pass.unfit.fits_when_free(&asked, &class, looked);
                 self.state.pending.set_when_free(number, (epoch, when_free));
                 when_free
             }

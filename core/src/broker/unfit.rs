@@ -1,4 +1,5 @@
-//! What a pass has found not to fit: whoever asks for as much of the same, or for more, need not be looked at.
+//! What a pass has found not to fit: whoever asks for as much of the same, or for more, need not be looked at. And what
+//! it has found to fit were all nodes free: as much does, or less.
 //!
 //! In a pass what is free only becomes less, so what is learned stays true.
 
@@ -15,7 +16,12 @@ const MAX_REMEMBERED: usize = 64;
 
 /// What is known.
 #[derive(Default)]
-pub(super) struct Unfit(BTreeMap<Kind, Vec<Amount>>);
+pub(super) struct Unfit {
+    /// Of each kind, what does not fit.
+    unfit: BTreeMap<Kind, Vec<(Amount, Known)>>,
+    /// What fits were all nodes free.
+    fit: BTreeMap<Kind, Vec<Amount>>,
+}
 
 /// What is known of a request.
 #[derive(Clone, Copy, Default)]
@@ -59,7 +65,7 @@ impl Kind {
     }
 }
 
-/// How much of a kind does not fit.
+/// How much of a kind.
 #[derive(Clone, Copy)]
 struct Amount {
     nodes: u32,
@@ -67,18 +73,16 @@ struct Amount {
     gpu_memory: u64,
     cpus: u32,
     memory: u64,
-    known: Known,
 }
 
 impl Amount {
-    fn of(asked: &ResourceRequest, known: Known) -> Self {
+    fn of(asked: &ResourceRequest) -> Self {
         Self {
             nodes: asked.nodes,
             nvlink: asked.nvlink,
             gpu_memory: asked.gpu_memory_bytes,
             cpus: asked.cpus_per_node,
             memory: asked.memory_bytes_per_node,
-            known,
         }
     }
 
@@ -96,14 +100,14 @@ impl Unfit {
     /// What is known of a request. Of several components nothing ever is.
     pub fn known(&self, asked: &ResourceRequest, class: &ClassKey) -> Known {
         let mut all = Known::default();
-        if self.0.is_empty() || !asked.more.is_empty() {
+        if self.unfit.is_empty() || !asked.more.is_empty() {
             return all;
         }
-        let wanted = Amount::of(asked, all);
-        let amounts = self.0.get(&Kind::of(asked, class)).into_iter().flatten();
-        for amount in amounts.filter(|amount| amount.is_within(&wanted)) {
-            all.now |= amount.known.now;
-            all.until = all.until.into_iter().chain(amount.known.until).min();
+        let wanted = Amount::of(asked);
+        let known = self.unfit.get(&Kind::of(asked, class)).into_iter().flatten();
+        for (_, known) in known.filter(|(amount, _)| amount.is_within(&wanted)) {
+            all.now |= known.now;
+            all.until = all.until.into_iter().chain(known.until).min();
         }
         all
     }
@@ -126,22 +130,47 @@ impl Unfit {
         self.learn(asked, class, known);
     }
 
-    fn learn(&mut self, asked: &ResourceRequest, class: &ClassKey, known: Known) {
+    fn learn(&mut self, asked: &ResourceRequest, class: &ClassKey, new: Known) {
         if !asked.more.is_empty() {
             return;
         }
-        let amounts = self.0.entry(Kind::of(asked, class)).or_default();
-        let new = Amount::of(asked, known);
+        let all = self.unfit.entry(Kind::of(asked, class)).or_default();
+        let amount = Amount::of(asked);
         // What follows from the new one need not be remembered.
-        let follows = |known: &Known| match (new.known.until, known.until) {
-            _ if known.now => new.known.now,
+        let follows = |known: &Known| match (new.until, known.until) {
+            _ if known.now => new.now,
             (Some(new), Some(until)) => new <= until,
-            (None, Some(_)) => new.known.now,
+            (None, Some(_)) => new.now,
             (_, None) => true,
         };
-        amounts.retain(|old| !(new.is_within(old) && follows(&old.known)));
-        if amounts.len() < MAX_REMEMBERED {
-            amounts.push(new);
+        all.retain(|(old, known)| !(amount.is_within(old) && follows(known)));
+        if all.len() < MAX_REMEMBERED {
+            all.push((amount, new));
         }
+    }
+
+    /// Whether it would fit were all nodes free that are in service, if that is known or else as `looked` says.
+    pub fn fits_when_free(
+        &mut self,
+        asked: &ResourceRequest,
+        class: &ClassKey,
+        looked: impl FnOnce() -> bool,
+    ) -> bool {
+        if !asked.more.is_empty() {
+            return looked();
+        }
+        let known = self.fit.entry(Kind::of(asked, class)).or_default();
+        let wanted = Amount::of(asked);
+        if known.iter().any(|amount| wanted.is_within(amount)) {
+            return true;
+        }
+        let fits = looked();
+        if fits {
+            known.retain(|amount| !amount.is_within(&wanted));
+            if known.len() < MAX_REMEMBERED {
+                known.push(wanted);
+            }
+        }
+        fits
     }
 }

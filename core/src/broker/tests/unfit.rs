@@ -89,6 +89,8 @@ proptest! {
                 unfit.learn_now(request, &class);
                 prop_assert!(unfit.known(request, &class).now);
             }
+            let emptied = crate::placement::fits(hosts, request, Assume::Emptied);
+            prop_assert_eq!(unfit.fits_when_free(request, &class, || emptied), emptied, "{:?}", request);
         }
     }
 }
