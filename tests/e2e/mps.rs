@@ -10,14 +10,10 @@ use carrel_tests::process::Cmd;
 use carrel_tests::user::{ALICE, BOB, ROOT, User};
 use serde_json::Value;
 
-use crate::processes::named;
-
 const SMALL: [&str; 6] = ["-c", "1", "--mem", "64M", "--isolation", "mps"];
 /// The two GPUs of the host that are not in MIG mode.
 const CONFIG: &str =
     "[sharing]\ngpus = [2, 3]\nmode = \"mps\"\nmps_control = \"HOST/nvidia-cuda-mps-control\"\n";
-/// Name of the daemon's process: the kernel keeps 15 bytes.
-const DAEMON: &str = "nvidia-cuda-mps";
 /// NVML's number of the mode in which one process may have a context.
 const EXCLUSIVE: &str = "3";
 
@@ -68,6 +64,22 @@ fn modes(cluster: &Cluster) -> String {
     fs::read_to_string(cluster.host(0).join("modes")).unwrap_or_default()
 }
 
+/// The daemons of the cluster's GPUs.
+fn daemons(cluster: &Cluster) -> Vec<i32> {
+    let program = cluster
+        .host(0)
+        .join("nvidia-cuda-mps-control")
+        .display()
+        .to_string();
+    let all = fs::read_dir("/proc").expect("/proc").flatten();
+    all.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .filter(|pid: &i32| {
+            let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            line.split('\0').take(2).eq([program.as_str(), "-f"])
+        })
+        .collect()
+}
+
 fn note(cluster: &Cluster) -> String {
     let nodes = cluster.json(ROOT, ["nodes"]);
     nodes[0]["gpu_note"].as_str().unwrap_or_default().to_owned()
@@ -78,7 +90,7 @@ fn one_users_sessions_share_a_gpu_and_keep_to_their_limits() {
     let cluster = cluster();
     let granted = alloc(&cluster, ALICE, &["--gpus", "0.5"], "env | grep ^CUDA_MPS | sort").run();
     assert_eq!(granted.code, 0, "{granted}");
-    assert!(granted.stderr.contains("(0.5 by MPS) (mps)"), "{granted}");
+    assert!(granted.stderr.contains("(0.5 by mps) (mps)"), "{granted}");
     assert_eq!(
         granted.stdout.lines().collect::<Vec<_>>(),
         [
@@ -91,7 +103,7 @@ fn one_users_sessions_share_a_gpu_and_keep_to_their_limits() {
     let quarter = open(&cluster, ALICE, "quarter", "0.25");
     let shared = gpu(&half);
     assert_eq!(shared, gpu(&quarter));
-    assert_eq!(named(&cluster, DAEMON).len(), 1);
+    assert_eq!(daemons(&cluster).len(), 1);
     assert!(modes(&cluster).contains(&format!("{shared} {EXCLUSIVE}")));
     for shown in [
         &["ps"][..],
@@ -100,10 +112,7 @@ fn one_users_sessions_share_a_gpu_and_keep_to_their_limits() {
         &["nodes", "--topology", "n0"],
     ] {
         let text = cluster.carrel(ALICE, shown).ok();
-        assert!(
-            text.contains("0.5 by MPS") && text.contains("mps"),
-            "{shown:?}: {text}"
-        );
+        assert!(text.contains("0.5 by mps"), "{shown:?}: {text}");
     }
 
     // Programs find the daemon, which keeps them to their limits, and to the largest share who forgets its own.
@@ -127,8 +136,8 @@ fn one_users_sessions_share_a_gpu_and_keep_to_their_limits() {
         waits.contains("no shared GPU with 0.25 of it free")
     });
     drop(half);
-    // The program's context was taken from the server before it was killed.
-    says(&cluster, &first, "terminated");
+    // The program has ended with it, and not with the daemon.
+    assert_eq!(fs::read_to_string(&first).expect("own file").lines().count(), 1);
     says(
         &cluster,
         &start(&cluster, &quarter, "later", forgets),
@@ -138,7 +147,7 @@ fn one_users_sessions_share_a_gpu_and_keep_to_their_limits() {
     assert_eq!(root.wait().stdout, format!("{shared}\n"));
     drop(other);
     cluster.ready("nothing is left of it", |this| {
-        named(this, DAEMON).is_empty() && !modes(this).contains(&format!(" {EXCLUSIVE}"))
+        daemons(this).is_empty() && !modes(this).contains(&format!(" {EXCLUSIVE}"))
     });
     assert_eq!(note(&cluster), "");
 
@@ -162,7 +171,7 @@ fn programs_outlive_the_agent_and_the_death_of_a_daemon_is_told() {
     };
     let before = program(&cluster, "before");
     says(&cluster, &before, "50 %, 40779M");
-    let daemon = named(&cluster, DAEMON);
+    let daemon = daemons(&cluster);
     cluster.broker.kill9();
     cluster.agents[0].kill9();
     cluster.agents[0].restart();
@@ -172,7 +181,7 @@ fn programs_outlive_the_agent_and_the_death_of_a_daemon_is_told() {
     });
     let after = program(&cluster, "after");
     says(&cluster, &after, "50 %, 40779M");
-    assert_eq!(named(&cluster, DAEMON), daemon);
+    assert_eq!(daemons(&cluster), daemon);
     let told = |file: &PathBuf| fs::read_to_string(file).expect("own file").lines().count();
     assert_eq!((told(&before), told(&after)), (1, 1));
 
@@ -189,9 +198,7 @@ fn programs_outlive_the_agent_and_the_death_of_a_daemon_is_told() {
     says(&cluster, &program(&cluster, "again"), "50 %, 40779M");
     cluster.carrel(ALICE, ["rm", "-f", "mine"]).ok();
     cluster.ready("nothing is left of it", |this| {
-        named(this, DAEMON).is_empty()
-            && note(this).is_empty()
-            && !modes(this).contains(&format!(" {EXCLUSIVE}"))
+        daemons(this).is_empty() && note(this).is_empty() && !modes(this).contains(&format!(" {EXCLUSIVE}"))
     });
 }
 

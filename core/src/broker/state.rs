@@ -98,12 +98,12 @@ pub struct State {
     pub tallies: Tallies,
     /// Fair-share, and when it was worked out.
     pub standings: (Timestamp, Arc<Standings>),
+    /// How often it was.
+    pub ordered: u64,
     /// Jobs that are over, by when that was.
     pub ended: OrdSet<(Timestamp, JobId)>,
     /// When those that are to leave are looked for next.
     pub forget_next: Timestamp,
-    /// How often it was.
-    pub ordered: u64,
     /// Jobs that hold something, by when they end at the latest.
     pub deadlines: OrdSet<(Timestamp, JobId)>,
     /// What live jobs hold on each node.

@@ -50,7 +50,11 @@ pub fn state_reason(state: &State, job: &Job) -> String {
                 ranks.find_map(|rank| rank_detail(state, job, rank))
             };
             match &placed.ending {
-                None => detail(|rank| !rank.ready).unwrap_or_default(),
+                None => {
+                    // What a node says of a job that runs is something that its user should know.
+                    let told = || (0..placed.ranks.len()).find_map(|rank| told(state, job, rank));
+                    detail(|rank| !rank.ready).or_else(told).unwrap_or_default()
+                }
                 Some(ending) => match detail(|rank| !rank.released) {
                     Some(why) if !repeats(&ending.reason, &why) => {
                         format!("{}; not released yet: {why}", ending.reason)
@@ -149,6 +153,13 @@ pub fn rank_detail(state: &State, job: &Job, rank: usize) -> Option<String> {
     if !link.connected {
         return Some(format!("node {node} is not connected"));
     }
+    told(state, job, rank)
+}
+
+/// What a rank's node said of it last.
+fn told(state: &State, job: &Job, rank: usize) -> Option<String> {
+    let node = &job.placed()?.allocation.nodes.get(rank)?.node;
+    let link = state.links.get(node)?;
     let seen = link
         .observed
         .as_ref()?
