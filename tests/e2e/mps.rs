@@ -136,6 +136,9 @@ fn one_users_sessions_share_a_gpu_and_keep_to_their_limits() {
         waits.contains("no shared GPU with 0.25 of it free")
     });
     drop(half);
+    cluster.ready("its GPU is given back", |this| {
+        !this.json(ALICE, ["ps"]).to_string().contains("\"half\"")
+    });
     // The program has ended with it, and not with the daemon.
     assert_eq!(fs::read_to_string(&first).expect("own file").lines().count(), 1);
     says(
