@@ -18,6 +18,7 @@ use crate::context::GlobalArgs;
         carrel alloc --gpus 4 --nvlink            a shell with four NVLink-joined GPUs\n  \
         carrel alloc -N2 --gpus-per-node 8 -t 4h  two whole nodes for four hours\n  \
         carrel open dev --gpus 1 --editor cursor  an editor in the session \"dev\"\n  \
+        carrel submit --gpus 4 train.sh           a batch job; `carrel logs -f JOB` shows what it writes\n  \
         carrel ps                                 what you hold and wait for"
 )]
 pub struct Cli {
@@ -34,6 +35,10 @@ pub struct Cli {
 pub enum Command {
     Alloc(commands::alloc::AllocArgs),
     Open(commands::open::OpenArgs),
+    Submit(Box<commands::submit::SubmitArgs>),
+    Logs(commands::logs::LogsArgs),
+    Cancel(commands::cancel::CancelArgs),
+    Requeue(commands::requeue::RequeueArgs),
     Ssh(commands::ssh::SshArgs),
     Attach(commands::attach::AttachArgs),
     Ps(commands::ps::PsArgs),

@@ -3,9 +3,10 @@
 use std::ffi::OsString;
 
 use clap::error::ErrorKind;
-use clap::{CommandFactory as _, Parser as _};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser as _};
 
 use crate::cli::{Cli, Command};
+use crate::commands::submit;
 use crate::request::RequestArgs;
 
 /// What stands after a colon.
@@ -18,24 +19,34 @@ struct Component {
 
 /// The command line, with the components that follow the first one in its request.
 pub fn parse(args: Vec<OsString>) -> Result<Cli, clap::Error> {
+    let args = match args
+        .iter()
+        .cloned()
+        .map(OsString::into_string)
+        .collect::<Result<_, _>>()
+    {
+        Ok(words) => submit::prepare(words).into_iter().map(Into::into).collect(),
+        // clap says what is no text.
+        Err(_) => args,
+    };
     let end = args.iter().position(|arg| arg == "--").unwrap_or(args.len());
     let mut groups = args[..end].split(|arg| arg == ":");
     let mut first = groups.next().unwrap_or_default().to_vec();
     let rest: Vec<&[OsString]> = groups.collect();
     if rest.is_empty() {
-        return Cli::try_parse_from(args);
+        return parse_plain(args);
     }
     first.extend_from_slice(&args[end..]);
     let mut cli = match Cli::try_parse_from(first) {
         Ok(cli) => cli,
         Err(error) if args.iter().any(|arg| arg == "alloc" || arg == "open") => return Err(error),
-        Err(_) => return Cli::try_parse_from(args),
+        Err(_) => return parse_plain(args),
     };
     let request = match &mut cli.command {
         Command::Alloc(alloc) => &mut alloc.request,
         Command::Open(open) => &mut open.request,
         // A colon is what it is.
-        _ => return Cli::try_parse_from(args),
+        _ => return parse_plain(args),
     };
     for group in rest {
         let component = Component::try_parse_from(group)?.request;
@@ -44,6 +55,16 @@ pub fn parse(args: Vec<OsString>) -> Result<Cli, clap::Error> {
             return Err(Cli::command().error(ErrorKind::ArgumentConflict, text));
         }
         request.more.push(component);
+    }
+    Ok(cli)
+}
+
+/// Without components; of a batch job it is kept what was given, since a script may say the rest.
+fn parse_plain(args: Vec<OsString>) -> Result<Cli, clap::Error> {
+    let matches = Cli::command().try_get_matches_from(args)?;
+    let mut cli = Cli::from_arg_matches(&matches)?;
+    if let (Command::Submit(submit), Some(given)) = (&mut cli.command, matches.subcommand_matches("submit")) {
+        submit.given = given.clone();
     }
     Ok(cli)
 }

@@ -4,6 +4,7 @@
 #![allow(clippy::format_push_string, clippy::format_collect)]
 
 mod attach;
+mod batch;
 mod browser;
 mod cli;
 mod clock;

@@ -58,7 +58,7 @@ pub struct RequestArgs {
     #[arg(long, value_name = "NAME=VALUE", value_parser = parse_variable)]
     pub env: Vec<v1::EnvVar>,
     /// Where logins and commands start [default: the home]
-    #[arg(long, visible_alias = "chdir", value_name = "DIR")]
+    #[arg(short = 'D', long, visible_alias = "chdir", value_name = "DIR")]
     pub workdir: Option<String>,
     /// A directory of the nodes, as the cluster's policy allows; may be repeated
     #[arg(long, value_name = "SRC[:DST][:ro]", value_parser = parse_mount)]

@@ -353,6 +353,74 @@ pub async fn open_session(
     }
 }
 
+/// Submits a batch job, again while the broker is away: the request's key sees that it is one.
+pub async fn submit_job(client: &mut Client, request: v1::SubmitJobRequest) -> Result<v1::Job> {
+    let begun = tokio::time::Instant::now();
+    let mut retry = RETRY_FIRST;
+    loop {
+        match client.submit_job(request.clone()).await {
+            Ok(response) => return Ok(response.into_inner()),
+            Err(status) if is_passing(status.code()) && begun.elapsed() < REQUEST_PATIENCE => {
+                tokio::time::sleep(retry).await;
+                retry = (retry * 2).min(RETRY_LAST);
+            }
+            Err(status) => return Err(status.into()),
+        }
+    }
+}
+
+/// A job as it is now, asked for again while the broker is away.
+pub async fn patiently(client: &mut Client, id: u64) -> Result<v1::Job> {
+    let begun = tokio::time::Instant::now();
+    loop {
+        match client.get_job(v1::GetJobRequest { id }).await {
+            Ok(job) => return Ok(job.into_inner()),
+            Err(status) if is_passing(status.code()) && begun.elapsed() < REQUEST_PATIENCE => {
+                tokio::time::sleep(RETRY_FIRST).await;
+            }
+            Err(status) => return Err(status.into()),
+        }
+    }
+}
+
+/// Waits until a job is over, for as long as the broker is away as well.
+pub async fn until_over(client: &mut Client, id: u64) -> Result<v1::Job> {
+    watch_until(client, id, |job| job.ended_ms.is_some()).await
+}
+
+/// Waits until a job is in another state than it was, or waits for another run.
+pub async fn until_changed(client: &mut Client, was: &v1::Job) -> Result<()> {
+    let differs = |job: &v1::Job| job.state != was.state || job.restarts != was.restarts;
+    watch_until(client, was.id, differs).await.map(drop)
+}
+
+async fn watch_until(client: &mut Client, id: u64, is_it: impl Fn(&v1::Job) -> bool) -> Result<v1::Job> {
+    let mut retry = RETRY_FIRST;
+    loop {
+        let status = match client.watch_job(v1::GetJobRequest { id }).await {
+            Ok(stream) => {
+                let mut stream = stream.into_inner();
+                loop {
+                    match stream.message().await {
+                        Ok(Some(job)) if is_it(&job) => return Ok(job),
+                        Ok(Some(_)) => retry = RETRY_FIRST,
+                        Ok(None) => break None,
+                        Err(status) => break Some(status),
+                    }
+                }
+            }
+            Err(status) => Some(status),
+        };
+        if let Some(status) = status
+            && !is_passing(status.code())
+        {
+            return Err(status.into());
+        }
+        tokio::time::sleep(retry).await;
+        retry = (retry * 2).min(RETRY_LAST);
+    }
+}
+
 /// Stops a session's job, again while the broker is away. One that is over already is no error.
 pub async fn stop_job(client: &mut Client, session: &v1::Session, job: u64) -> Result<()> {
     let begun = tokio::time::Instant::now();

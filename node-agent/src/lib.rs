@@ -2,7 +2,7 @@
 //!
 //! [`service`] is the agent: one task that owns the core's state machine. Around it stand the
 //! [`link`] to the broker, the [`streams`] that gateways ask for, the [`jobs`] with a task for each
-//! container, what comes from [`inside`] of them, and [`discovery`]. What they stand on: [`runtime`] and [`image`] (containerd),
+//! container, the [`logs`] of those that run commands, what comes from [`inside`] of them, and [`discovery`]. What they stand on: [`runtime`] and [`image`] (containerd),
 //! [`gpu`] (NVML), [`cpus`], [`cdi`].
 
 pub mod backoff;
@@ -24,6 +24,7 @@ pub mod jobs;
 pub mod ledger;
 pub mod link;
 pub mod lock;
+pub mod logs;
 pub mod mps;
 pub mod pinned;
 pub mod renewal;

@@ -26,6 +26,7 @@ use crate::inside::Upstream;
 use crate::jobs::{Held, Jobs, Shared, Slices, Wish};
 use crate::ledger::LedgerFile;
 use crate::link::{Link, LinkEvent};
+use crate::logs::Logs;
 use crate::mps::Mps;
 use crate::runtime::{Container, ContainerState, Events, Runtime, RuntimeEvent};
 use crate::streams::Streams;
@@ -146,6 +147,7 @@ pub async fn run(config: Config, membership: Membership, cancel: CancellationTok
             membership.node.clone(),
             tls_in.clone(),
             move |key| run_dirs.run_dir(key),
+            Logs::new(runtime.clone(), held.subscribe()),
             cancel.clone(),
         ),
         gateways: GatewaysFile::open(&config.state),
@@ -341,13 +343,15 @@ impl Service {
                     .await;
             }
             RuntimeEvent::Exited { key, code } => {
+                let exit = self.runtime.exit(key, Some(code));
                 let event = ContainerEvent::Exited {
-                    code: Some(code),
-                    out_of_memory: self.runtime.out_of_memory_kills(key) > 0,
-                    detail: if code == 0 {
-                        String::new()
-                    } else {
-                        self.runtime.init_log(key, LAST_WORDS)
+                    code: exit.code,
+                    out_of_memory: exit.out_of_memory,
+                    command: exit.command,
+                    detail: match self.runtime.end_of_command(key) {
+                        Some(end) => end.detail,
+                        None if code == 0 => String::new(),
+                        None => self.runtime.init_log(key, LAST_WORDS),
                     },
                 };
                 self.handle(Input::Container(key, event)).await;
@@ -556,6 +560,7 @@ fn found(container: Container) -> Found {
             ContainerState::Ended(exit) => FoundState::Ended {
                 code: exit.code,
                 out_of_memory: exit.out_of_memory,
+                command: exit.command,
             },
             ContainerState::Lost => FoundState::Lost,
         },

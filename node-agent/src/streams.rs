@@ -25,6 +25,7 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint as Dial, 
 use tracing::{Instrument, debug, info, info_span, warn};
 
 use crate::backoff::Backoff;
+use crate::logs::Logs;
 
 /// Streams of one node at a time: each holds four file descriptors and a pipe pair,
 /// and the agent's hard limit of open files may be as low as 20,000.
@@ -76,6 +77,7 @@ struct Shared {
     node: NodeName,
     tls: watch::Receiver<TlsMaterial>,
     run_dir: Box<dyn Fn(JobKey) -> PathBuf + Send + Sync>,
+    logs: Logs,
     slots: Arc<Semaphore>,
     streams: TaskTracker,
     cancel: CancellationToken,
@@ -93,12 +95,14 @@ impl Streams {
         node: NodeName,
         tls: watch::Receiver<TlsMaterial>,
         run_dir: impl Fn(JobKey) -> PathBuf + Send + Sync + 'static,
+        logs: Logs,
         cancel: CancellationToken,
     ) -> Self {
         let shared = Shared {
             node,
             tls,
             run_dir: Box::new(run_dir),
+            logs,
             slots: Arc::new(Semaphore::new(MAX_STREAMS)),
             streams: TaskTracker::new(),
             cancel,
@@ -241,6 +245,21 @@ fn accept(
     let task_shared = Arc::clone(shared);
     let task = async move {
         let _slot = slot;
+        if ask.log {
+            match open_log(&task_shared, key, &endpoint, &ask).await {
+                Ok(mut outside) => {
+                    tokio::select! {
+                        // The reader comes back and says from where.
+                        () = task_shared.cancel.cancelled() => {}
+                        told = task_shared.logs.tell(key, &mut outside) => if let Err(error) = told {
+                            debug!(error = format!("{error:#}"), "a reader of the output is gone");
+                        },
+                    }
+                }
+                Err(refusal) => refuse(stream_id, refusal),
+            }
+            return;
+        }
         match open(&task_shared, key, &endpoint, &ask).await {
             Ok((inside, outside)) => {
                 tokio::select! {
@@ -258,23 +277,28 @@ fn accept(
     shared.streams.spawn(task.instrument(span));
 }
 
+/// A stream on which the agent itself tells what it keeps of a job's output.
+async fn open_log(
+    shared: &Shared,
+    key: JobKey,
+    endpoint: &str,
+    ask: &v1::GatewayAsks,
+) -> Result<Socket, Refusal> {
+    if !shared.logs.has(key) {
+        return Err(Refusal {
+            reason: format!("node {} keeps no output of job {}", shared.node, key.job),
+            gone: true,
+        });
+    }
+    Ok(dial_gateway(endpoint, ask).await?)
+}
+
 async fn open(
     shared: &Shared,
     key: JobKey,
     endpoint: &str,
     ask: &v1::GatewayAsks,
 ) -> Result<(Socket, Socket), Refusal> {
-    let stream_id: Id = ask
-        .stream_id
-        .as_ref()
-        .try_into()
-        .context("the gateway's stream id has a wrong length")?;
-    let secret: Secret = ask
-        .secret
-        .as_ref()
-        .try_into()
-        .context("the gateway's secret has a wrong length")?;
-    let endpoint: Endpoint = endpoint.parse().context("the gateway's stream endpoint")?;
     let path = (shared.run_dir)(key).join("ssh.sock");
     if !path.exists() {
         return Err(Refusal {
@@ -286,9 +310,24 @@ async fn open(
         .await
         .with_context(|| format!("the container of job {} does not answer", key.job))?
         .with_context(|| format!("the container of job {} on node {}", key.job, shared.node))?;
-    let outside = tokio::time::timeout(DIAL_TIMEOUT, open_as_asked(&endpoint, &stream_id, &secret))
+    Ok((inside, dial_gateway(endpoint, ask).await?))
+}
+
+/// The connection that a gateway asked for.
+async fn dial_gateway(endpoint: &str, ask: &v1::GatewayAsks) -> Result<Socket> {
+    let stream_id: Id = ask
+        .stream_id
+        .as_ref()
+        .try_into()
+        .context("the gateway's stream id has a wrong length")?;
+    let secret: Secret = ask
+        .secret
+        .as_ref()
+        .try_into()
+        .context("the gateway's secret has a wrong length")?;
+    let endpoint: Endpoint = endpoint.parse().context("the gateway's stream endpoint")?;
+    tokio::time::timeout(DIAL_TIMEOUT, open_as_asked(&endpoint, &stream_id, &secret))
         .await
         .context("the gateway's stream endpoint does not answer")?
-        .with_context(|| format!("the gateway's stream endpoint {endpoint}"))?;
-    Ok((inside, outside))
+        .with_context(|| format!("the gateway's stream endpoint {endpoint}"))
 }

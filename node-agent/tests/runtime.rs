@@ -94,6 +94,7 @@ fn process_1_finds_its_environment_limits_and_files() {
             let exit = Exit {
                 code: Some(3),
                 out_of_memory: false,
+                command: false,
             };
             assert_eq!(rig.state(key).await, Some(ContainerState::Ended(exit)));
             assert!(
@@ -253,7 +254,8 @@ fn running_out_of_memory_is_told() {
                 rig.runtime.remove(key).await.unwrap(),
                 Exit {
                     code: Some(137),
-                    out_of_memory: true
+                    out_of_memory: true,
+                    command: false,
                 }
             );
             rig.assert_gone(key).await;

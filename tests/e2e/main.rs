@@ -6,6 +6,7 @@
 mod accounts;
 mod alone;
 mod bad_input;
+mod batch;
 mod channels;
 mod chaos;
 mod cpus;

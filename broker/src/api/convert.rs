@@ -1,8 +1,9 @@
 //! What users see of the state, as messages.
 
 use carrel_core::broker::{
-    State, node_state, node_view, queue_position, rank_detail, session_state, state_reason,
+    State, node_state, node_view, output_files, queue_position, rank_detail, session_state, state_reason,
 };
+use carrel_core::model::batch::{Batch, DEFAULT_OUTPUT, OutputOf};
 use carrel_core::model::cpus::Binding;
 use carrel_core::model::gpu_unit::{GpuUnit, Isolation, Slice};
 use carrel_core::model::ids::{JobId, NodeName, UserName};
@@ -110,6 +111,38 @@ pub fn job_because(state: &State, job: &Job, position: Option<usize>, reason: St
             .map(|class| class.name().to_owned())
             .unwrap_or_default(),
         terms: Some((&job.terms).into()),
+        batch: job.batch.as_deref().map(|batch| batch_message(job, batch)),
+        restarts: u32::try_from(job.past_runs.len()).unwrap_or(u32::MAX),
+    }
+}
+
+/// What a batch job runs. Its files' names are as asked for while it waits: its node is among what they may name.
+fn batch_message(job: &Job, batch: &Batch) -> v1::Batch {
+    let first = job
+        .last_placed()
+        .and_then(|placed| placed.allocation.nodes.first());
+    let (stdout, stderr) = match first {
+        Some(part) => output_files(
+            batch,
+            OutputOf {
+                job: job.id,
+                name: &job.name,
+                user: &job.owner,
+                node: &part.node,
+            },
+        ),
+        None if batch.output.stdout.is_empty() => (DEFAULT_OUTPUT.to_owned(), batch.output.stderr.clone()),
+        None => (batch.output.stdout.clone(), batch.output.stderr.clone()),
+    };
+    v1::Batch {
+        command: batch.command.clone(),
+        script: batch.script.is_some(),
+        workdir: batch.workdir.clone(),
+        stdout,
+        stderr,
+        requeue: job.requeue,
+        submit_host: batch.submitted_from.host.clone(),
+        submit_dir: batch.submitted_from.directory.clone(),
     }
 }
 

@@ -7,6 +7,7 @@ pub mod ticket;
 
 mod add_ssh_key;
 mod adopt_found;
+mod cancel_job;
 mod create_node_token;
 mod edit_account;
 mod edit_partition;
@@ -31,6 +32,7 @@ mod list_sessions;
 mod list_ssh_keys;
 mod list_tokens;
 mod list_users;
+mod open_log;
 mod open_session;
 mod open_stream;
 mod past_jobs;
@@ -39,23 +41,26 @@ mod put_user;
 mod read_audit;
 mod remove_session;
 mod remove_ssh_key;
+mod requeue_job;
 mod revoke_token;
 mod set_user_role;
 mod share_session;
 mod sign_ssh_key;
 mod stop_session;
+mod submit_job;
 mod unshare_session;
 mod update_job;
 mod update_node;
+mod watch_job;
 mod watch_session;
 
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use carrel_core::broker::{Call as Right, Input, Reply, SessionRef, State};
+use carrel_core::broker::{Call as Right, Input, Reply, SessionRef, State, queue_position};
 use carrel_core::model::audit::{Action, AuditRecord};
-use carrel_core::model::ids::SessionId;
+use carrel_core::model::ids::{JobId, SessionId};
 use carrel_core::model::session::Session;
 use carrel_proto::v1;
 use futures::Stream;
@@ -105,6 +110,14 @@ impl Call {
         let caller = &self.asker.caller;
         let user = Some(caller.user.clone());
         AuditRecord::new(user, caller.origin.clone(), action, subject, detail)
+    }
+
+    /// A job as it is now.
+    fn job_message(&self, id: JobId) -> Result<v1::Job, Status> {
+        let snapshot = self.snapshot();
+        let state = snapshot.state();
+        let job = state.job_for(&self.asker.caller, id).map_err(refuse::status)?;
+        Ok(convert::job(state, job, queue_position(state, id)))
     }
 
     /// A session as it is now; as `last` says of one that is no more.
@@ -188,6 +201,16 @@ macro_rules! calls {
                     .await
             }
 
+            type WatchJobStream = Answers<v1::Job>;
+
+            async fn watch_job(
+                &self,
+                request: Request<v1::GetJobRequest>,
+            ) -> Result<Response<Self::WatchJobStream>, Status> {
+                self.answer("watch_job", Right::WatchJob, request, watch_job::watch_job)
+                    .await
+            }
+
             type ReadAuditStream = Answers<v1::AuditRecord>;
 
             async fn read_audit(
@@ -214,6 +237,10 @@ calls! {
     unshare_session UnshareSession: UnshareSessionRequest -> Session;
     open_stream OpenStream: OpenStreamRequest -> OpenStreamResponse;
     sign_ssh_key SignSshKey: SignSshKeyRequest -> SignSshKeyResponse;
+    submit_job SubmitJob: SubmitJobRequest -> Job;
+    requeue_job RequeueJob: GetJobRequest -> Job;
+    cancel_job CancelJob: GetJobRequest -> Job;
+    open_log OpenLog: GetJobRequest -> OpenStreamResponse;
     get_job GetJob: GetJobRequest -> Job;
     list_history ListHistory: ListHistoryRequest -> ListHistoryResponse;
     get_usage GetUsage: GetUsageRequest -> GetUsageResponse;

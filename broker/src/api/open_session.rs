@@ -14,7 +14,7 @@ use super::environment::{directory, image, variables};
 use super::refuse::{bad_name, invalid};
 
 /// Longest key of a repeated request, as the wire says.
-const MAX_REQUEST_KEY: usize = 64;
+pub(super) const MAX_REQUEST_KEY: usize = 64;
 
 pub(super) async fn open_session(
     call: Call,
@@ -68,7 +68,7 @@ pub(super) async fn open_session(
     }
 }
 
-fn unreadable(error: ConvertError) -> Status {
+pub(super) fn unreadable(error: ConvertError) -> Status {
     invalid(error.to_string())
 }
 

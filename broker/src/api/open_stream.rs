@@ -19,11 +19,7 @@ pub(super) async fn open_stream(
     let content = ticket_for(state, &session, request.rank, &call.asker.caller.user, now)?;
     let endpoints = endpoints(&call);
     if endpoints.is_empty() {
-        return Err(with_hint(
-            Code::Unavailable,
-            "no gateway is up that could carry the stream",
-            "an administrator starts one with `carrel-broker gateway`",
-        ));
+        return Err(no_gateway());
     }
     let id: Id = rand::random();
     let content = StreamTicket {
@@ -45,8 +41,16 @@ pub(super) async fn open_stream(
     })
 }
 
+pub(super) fn no_gateway() -> Status {
+    with_hint(
+        Code::Unavailable,
+        "no gateway is up that could carry the stream",
+        "an administrator starts one with `carrel-broker gateway`",
+    )
+}
+
 /// Stream endpoints that the caller can dial, in order of preference.
-fn endpoints(call: &Call) -> Vec<String> {
+pub(super) fn endpoints(call: &Call) -> Vec<String> {
     let all = call
         .context
         .gateways

@@ -13,7 +13,7 @@ use tonic::{Code, Status};
 use super::refuse::{invalid, with_hint};
 
 /// Enough to dial a gateway with; a new one costs one call.
-const VALIDITY: Duration = Duration::from_mins(1);
+pub(super) const VALIDITY: Duration = Duration::from_mins(1);
 
 /// A ticket's content, without id, for a rank of a session that runs.
 pub fn ticket_for(
@@ -60,5 +60,6 @@ pub fn ticket_for(
         expires_ms: now.after(VALIDITY).millis(),
         made_ms: now.millis(),
         stream: Vec::new(),
+        log: false,
     })
 }

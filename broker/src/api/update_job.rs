@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use carrel_core::broker::{Input, JobUpdate, queue_position};
+use carrel_core::broker::{Input, JobUpdate};
 use carrel_core::model::ids::JobId;
 use carrel_core::model::time::Timestamp;
 use carrel_proto::convert::ConvertError;
 use carrel_proto::v1::{Job, UpdateJobRequest};
 use tonic::Status;
 
-use super::refuse::{self, invalid};
-use super::{Call, convert};
+use super::Call;
+use super::refuse::invalid;
 
 pub(super) async fn update_job(call: Call, request: UpdateJobRequest) -> Result<Job, Status> {
     let id = JobId(request.id);
@@ -39,8 +39,5 @@ pub(super) async fn update_job(call: Call, request: UpdateJobRequest) -> Result<
     };
     call.input(Input::UpdateJob(call.asker.caller.clone(), id, update))
         .await?;
-    let snapshot = call.snapshot();
-    let state = snapshot.state();
-    let job = state.job_for(&call.asker.caller, id).map_err(refuse::status)?;
-    Ok(convert::job(state, job, queue_position(state, job.id)))
+    call.job_message(id)
 }

@@ -380,6 +380,7 @@ mod tests {
             "cluster = \"lab\"\nlease = \"90s\"\nmemory = \"8G\"\nadmins = [\"ann\"]\nlisten = \"none\"\n\
              [queue]\nhalf_life = \"14d\"\ncpu_weight = 0.05\nweights.age = 5\n\
              gpu_weights = [{ model = \"h100\", weight = 2.5 }, { model = \"h\", weight = 1 }]\n\
+             [queue.preemption]\nmin_runtime = \"1m\"\n[queue.headroom]\nfloor = 2\nblocking = 0.01\n\
              [oidc]\nissuer = \"https://sso.example\"\nclient_id = \"carrel\"\ngroups = [\"gpu\"]\n\
              [[fabric.switch]]\nname = \"leaf1\"\nnodes = \"gpu[01-16]\"\n\
              [[fabric.switch]]\nname = \"spine\"\nswitches = \"leaf1\"\n\
@@ -394,6 +395,11 @@ mod tests {
             (queue.half_life, queue.cpu_weight),
             (Duration::from_hours(14 * 24), 50)
         );
+        assert_eq!(
+            (queue.preemption.min_runtime, queue.preemption.max_preemptions),
+            (Duration::from_mins(1), 5)
+        );
+        assert_eq!((queue.headroom.floor, queue.headroom.blocking_milli), (2, 10));
         assert_eq!((queue.weights.age, queue.weights.fair_share), (5, 100_000));
         assert_eq!(
             queue.gpu_weights,
@@ -445,6 +451,18 @@ mod tests {
             ),
             ("[queue.weights]\nage = -1\n", &["broker.toml:2:", "-1"]),
             ("[queue.weights]\nage_unit = \"0s\"\n", &["age_unit", "1m"]),
+            (
+                "[queue.headroom]\nceiling_percent = 101\n",
+                &["queue.headroom.ceiling_percent", "100"],
+            ),
+            (
+                "[queue.headroom]\nblocking = 0\n",
+                &["queue.headroom.blocking", "0.999"],
+            ),
+            (
+                "[queue.preemption]\nmin_run = \"1m\"\n",
+                &["broker.toml:2:", "min_run", "min_runtime"],
+            ),
             ("[queue]\npromises = 5000\n", &["queue.promises", "1000"]),
             ("[queue]\ncpu_weight = -0.5\n", &["broker.toml:2:", "-0.5"]),
             (

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use carrel_core::broker::QueueSettings;
+use carrel_core::broker::{HeadroomSettings, PreemptionSettings, QueueSettings};
 use carrel_core::queue::Weights;
 use carrel_core::queue::priority::MAX_WEIGHT;
 use serde::{Deserialize, Serialize};
@@ -36,8 +36,100 @@ pub struct QueueConfig {
     accounts_required: bool,
     /// Points of each factor of a priority.
     weights: WeightsConfig,
+    /// When jobs give way to others.
+    preemption: PreemptionConfig,
+    /// What is kept for interactive jobs.
+    headroom: HeadroomConfig,
     /// What GPUs count as; the first that matches counts.
     gpu_weights: Vec<GpuWeight>,
+}
+
+/// `[queue.preemption]`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct PreemptionConfig {
+    /// A job has run for so long before it is ended for another.
+    min_runtime: Span,
+    /// So often in a row; then it runs to its end.
+    max_preemptions: u32,
+}
+
+/// `[queue.headroom]`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct HeadroomConfig {
+    /// GPUs of each model, at least.
+    floor: u32,
+    /// So many of a hundred of a model's GPUs at most; 0: none, whatever the floor.
+    ceiling_percent: u32,
+    /// Part of interactive jobs that may find too few.
+    blocking: Factor,
+    /// After so long half of what was asked for is forgotten.
+    half_life: Span,
+}
+
+impl Default for PreemptionConfig {
+    fn default() -> Self {
+        Self::of(&PreemptionSettings::default())
+    }
+}
+
+impl PreemptionConfig {
+    fn of(settings: &PreemptionSettings) -> Self {
+        Self {
+            min_runtime: Span(settings.min_runtime),
+            max_preemptions: settings.max_preemptions,
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        if self.min_runtime.0 > LONGEST {
+            let (asked, longest) = (self.min_runtime, Span(LONGEST));
+            bail!("queue.preemption.min_runtime = \"{asked}\": the most is {longest}");
+        }
+        Ok(())
+    }
+}
+
+impl Default for HeadroomConfig {
+    fn default() -> Self {
+        Self::of(&HeadroomSettings::default())
+    }
+}
+
+impl HeadroomConfig {
+    fn of(settings: &HeadroomSettings) -> Self {
+        Self {
+            floor: settings.floor,
+            ceiling_percent: settings.ceiling_percent,
+            blocking: Factor(settings.blocking_milli),
+            half_life: Span(settings.half_life),
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        if self.ceiling_percent > 100 {
+            bail!(
+                "queue.headroom.ceiling_percent = {}: the most is 100",
+                self.ceiling_percent
+            );
+        }
+        if !(1..1_000).contains(&self.blocking.0) {
+            bail!(
+                "queue.headroom.blocking = {}: it is to be 0.001 to 0.999",
+                self.blocking
+            );
+        }
+        let Span(half_life) = self.half_life;
+        if half_life < SHORTEST || half_life > LONGEST {
+            let (shortest, longest) = (Span(SHORTEST), Span(LONGEST));
+            bail!(
+                "queue.headroom.half_life = \"{}\": it is to be {shortest} to {longest}",
+                self.half_life
+            );
+        }
+        Ok(())
+    }
 }
 
 /// `[queue.weights]`
@@ -126,6 +218,8 @@ impl QueueConfig {
             promises: settings.promises,
             accounts_required: settings.accounts_required,
             weights: WeightsConfig::of(&settings.weights),
+            preemption: PreemptionConfig::of(&settings.preemption),
+            headroom: HeadroomConfig::of(&settings.headroom),
             gpu_weights: weights.collect(),
         }
     }
@@ -158,6 +252,8 @@ impl QueueConfig {
                 bail!("queue.gpu_weights: weight = {weight} of {model:?}: the most is {MAX_FACTOR}");
             }
         }
+        self.preemption.check()?;
+        self.headroom.check()?;
         self.weights.check()
     }
 
@@ -184,7 +280,16 @@ impl QueueConfig {
             cpu_weight: self.cpu_weight.0,
             promises: self.promises,
             accounts_required: self.accounts_required,
-            ..QueueSettings::default()
+            preemption: PreemptionSettings {
+                min_runtime: self.preemption.min_runtime.0,
+                max_preemptions: self.preemption.max_preemptions,
+            },
+            headroom: HeadroomSettings {
+                floor: self.headroom.floor,
+                ceiling_percent: self.headroom.ceiling_percent,
+                blocking_milli: self.headroom.blocking.0,
+                half_life: self.headroom.half_life.0,
+            },
         }
     }
 }

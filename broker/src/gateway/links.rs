@@ -86,6 +86,15 @@ pub(super) struct Registration {
     pub end: CancellationToken,
 }
 
+/// What a stream leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum What {
+    /// The job's carrel-init.
+    Job,
+    /// What its node keeps of its output.
+    Log,
+}
+
 /// A stream asked for and not yet there; forgotten when dropped.
 struct Asked<'a> {
     links: &'a Links,
@@ -177,14 +186,14 @@ impl Links {
 
     /// Asks a node for a stream to a job, and waits for it. A link that ends
     /// meanwhile is waited for and asked once more.
-    pub async fn open(&self, node: &NodeName, job: JobKey) -> Result<Socket, OpenError> {
-        match self.ask(node, job).await {
-            Err(OpenError::Lost(_)) => self.ask(node, job).await,
+    pub async fn open(&self, node: &NodeName, job: JobKey, what: What) -> Result<Socket, OpenError> {
+        match self.ask(node, job, what).await {
+            Err(OpenError::Lost(_)) => self.ask(node, job, what).await,
             opened => opened,
         }
     }
 
-    async fn ask(&self, node: &NodeName, job: JobKey) -> Result<Socket, OpenError> {
+    async fn ask(&self, node: &NodeName, job: JobKey, what: What) -> Result<Socket, OpenError> {
         let (number, asks) = self.link(node).await?;
         let (id, secret): (Id, Secret) = (rand::random(), rand::random());
         let (answer, answered) = oneshot::channel();
@@ -210,6 +219,7 @@ impl Links {
             job: job.job.0,
             generation: job.generation.0,
             streams: self.streams.to_string(),
+            log: what == What::Log,
         };
         match asks.try_send(Ok(ask)) {
             Ok(()) => {}
@@ -376,7 +386,7 @@ mod tests {
                 links.connected(&id, &NONCE, &proof(&ask.secret, &NONCE, &[]), socket());
             })
         };
-        links.open(&node(), JOB).await.expect("a stream");
+        links.open(&node(), JOB, What::Job).await.expect("a stream");
         agent.await.expect("an agent");
         assert!(links.lock().pending.is_empty());
     }
@@ -404,7 +414,7 @@ mod tests {
             registration.refused(&refusal("job 3 is\n not here"));
             registration
         });
-        let error = links.open(&node(), JOB).await.expect_err("refused");
+        let error = links.open(&node(), JOB, What::Job).await.expect_err("refused");
         assert_eq!(error, OpenError::Gone(node(), "job 3 is not here".into()));
         assert_eq!(error.to_string(), "node n1: job 3 is not here");
         agent.await.expect("an agent");
@@ -414,7 +424,7 @@ mod tests {
     async fn who_is_not_connected_is_named() {
         let links = links();
         let error = links
-            .open(&node(), JOB)
+            .open(&node(), JOB, What::Job)
             .await
             .expect_err("nobody there")
             .to_string();
@@ -425,7 +435,7 @@ mod tests {
         drop(register(&links, "a1"));
         assert!(links.nodes().is_empty());
         assert_eq!(
-            links.open(&node(), JOB).await.err(),
+            links.open(&node(), JOB, What::Job).await.err(),
             Some(OpenError::NotConnected(node()))
         );
     }
@@ -446,7 +456,7 @@ mod tests {
                 second
             })
         };
-        links.open(&node(), JOB).await.expect("a stream");
+        links.open(&node(), JOB, What::Job).await.expect("a stream");
         agent.await.expect("an agent");
     }
 

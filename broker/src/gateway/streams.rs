@@ -21,7 +21,7 @@ use tracing::{Instrument, debug, info, info_span};
 
 use super::enrolment::Material;
 use super::limits;
-use super::links::{Links, OpenError};
+use super::links::{Links, OpenError, What};
 use super::net::{self, Listener};
 use super::quota::Quota;
 use super::tickets::{Grant, Reservation, Shown, TicketError, Tickets};
@@ -143,7 +143,7 @@ impl Streams {
         async {
             let opened = async {
                 let place = self.quota.take(&grant.user, &grant.node)?;
-                Ok::<_, Refused>((place, self.links.open(&grant.node, grant.job).await?))
+                Ok::<_, Refused>((place, self.links.open(&grant.node, grant.job, grant.what).await?))
             };
             let (_place, mut node) = match opened.await {
                 Ok(opened) => opened,
@@ -186,8 +186,10 @@ impl Streams {
         grant: &Grant,
         reservation: Reservation,
     ) -> anyhow::Result<()> {
+        // Of a log there is nothing to go on with: its reader says from where.
         let next = shown
             .stream
+            .filter(|_| grant.what == What::Job)
             .map(|stream| grant.resumption(key, stream, now(), self.resumption_validity));
         let secret = ticket_secret(key, shown.ticket);
         let accept = accept_frame(next.as_ref(), &secret, shown.nonce);

@@ -19,6 +19,7 @@ use carrel_proto::stream::{Id, Nonce, Secret, Ticket, parse_ticket, stream_of, t
 use carrel_proto::v1::StreamTicket;
 
 use super::limits;
+use super::links::What;
 
 /// What a ticket permits: a byte stream to one job on one node, for one user.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +30,8 @@ pub(super) struct Grant {
     pub session: SessionId,
     /// Only to go on with this one.
     pub resumes: Option<StreamId>,
+    /// What it leads to.
+    pub what: What,
 }
 
 impl Grant {
@@ -43,6 +46,7 @@ impl Grant {
             user: ticket.user,
             session: SessionId(ticket.session),
             resumes: stream_of(&ticket.stream).map_err(|_| TicketError::NotOurs)?,
+            what: if ticket.log { What::Log } else { What::Job },
         })
     }
 
@@ -64,6 +68,7 @@ impl Grant {
             expires_ms: now.after(validity).millis(),
             made_ms: now.millis(),
             stream: stream.0.to_vec(),
+            log: false,
         };
         Ticket::new(stream_key, &content)
     }
@@ -228,6 +233,7 @@ mod tests {
             expires_ms: NOW.millis() + 1000,
             made_ms: NOW.millis(),
             stream: Vec::new(),
+            log: false,
         };
         ticket.encode_to_vec()
     }
@@ -330,6 +336,7 @@ mod tests {
         in_use.keep();
         let expected = Grant {
             resumes: Some(STREAM),
+            what: What::Job,
             ..grant
         };
         assert_eq!(resumed, expected);

@@ -123,6 +123,7 @@ fn life(rng: &mut Rng, id: u64) -> Vec<Job> {
                     ended: at(hour),
                     billing_milli: held.billing_milli,
                     state: JobState::Preempted,
+                    for_job: None,
                 });
                 job.phase = Phase::Pending;
                 states.push(job.clone());

@@ -19,6 +19,11 @@ pub async fn make(client: &mut TokenClient, call: Call) -> Option<Status> {
     calls! {
         GetCluster get_cluster;
         PlanSession plan_session;
+        SubmitJob submit_job;
+        RequeueJob requeue_job;
+        CancelJob cancel_job;
+        WatchJob watch_job;
+        OpenLog open_log;
         UpdateJob update_job;
         OpenSession open_session;
         GetSession get_session;

@@ -11,7 +11,7 @@ use carrel_broker::store::{
 use carrel_core::broker::{Change, ClusterRecord};
 use carrel_core::model::account::{Account, Limits, Member, Person};
 use carrel_core::model::audit::{Action, AuditRecord, Origin};
-use carrel_core::model::batch::Batch;
+use carrel_core::model::batch::{Batch, Output, Place};
 use carrel_core::model::cpus::Binding;
 use carrel_core::model::gpu::Inventory;
 use carrel_core::model::ids::{ClusterId, Generation, Incarnation, JobId, SessionId};
@@ -73,6 +73,7 @@ fn job(id: u64, phase: Phase) -> Change {
             ended: Timestamp(1_200),
             billing_milli: 1_000,
             state: JobState::Preempted,
+            for_job: Some(JobId(2)),
         }],
         requeue: true,
         batch: Some(Arc::new(Batch {
@@ -81,6 +82,16 @@ fn job(id: u64, phase: Phase) -> Change {
             env: BTreeMap::from([("A".into(), "b".into())]),
             workdir: "/w".into(),
             container: ContainerOptions::default(),
+            script: Some("#!/bin/sh\necho é\n".into()),
+            output: Output {
+                stdout: "%j".into(),
+                ..Output::default()
+            },
+            submitted_from: Place {
+                host: "login".into(),
+                directory: "/home/alice".into(),
+            },
+            request_key: "k".into(),
         })),
         phase,
     }))

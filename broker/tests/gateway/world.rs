@@ -217,6 +217,7 @@ fn ticket_content(node: &str, user: &str) -> StreamTicket {
         expires_ms: 0,
         made_ms: now_ms(),
         stream: Vec::new(),
+        log: false,
     }
 }
 

@@ -3,6 +3,7 @@
 pub mod admin;
 pub mod alloc;
 pub mod attach;
+pub mod cancel;
 pub mod completion;
 pub mod explain;
 pub mod extend;
@@ -11,17 +12,20 @@ pub mod history;
 pub mod hold;
 pub mod key;
 pub mod login;
+pub mod logs;
 pub mod node;
 pub mod nodes;
 pub mod open;
 pub mod proxy;
 pub mod ps;
 pub mod queue;
+pub mod requeue;
 pub mod rm;
 pub mod share;
 pub mod show;
 pub mod ssh;
 pub mod stop;
+pub mod submit;
 pub mod token;
 pub mod up;
 pub mod usage;
@@ -44,6 +48,10 @@ fn works_inside(command: &Command) -> bool {
         | Command::Version(_) => true,
         Command::Alloc(_)
         | Command::Open(_)
+        | Command::Submit(_)
+        | Command::Logs(_)
+        | Command::Cancel(_)
+        | Command::Requeue(_)
         | Command::Ssh(_)
         | Command::Attach(_)
         | Command::Queue(_)
@@ -82,6 +90,10 @@ pub async fn run(context: &Context, command: Command) -> Result<u8> {
     match command {
         Command::Alloc(args) => alloc::run(context, args).await,
         Command::Open(args) => open::run(context, args).await,
+        Command::Submit(args) => submit::run(context, *args).await,
+        Command::Logs(args) => logs::run(context, args).await,
+        Command::Cancel(args) => cancel::run(context, args).await,
+        Command::Requeue(args) => requeue::run(context, args).await,
         Command::Ssh(args) => ssh::run(context, args).await,
         Command::Attach(args) => attach::run(context, args).await,
         Command::Ps(args) => ps::run(context, args).await,

@@ -75,6 +75,21 @@ fn job_fields(job: &v1::Job) -> Vec<(&'static str, String)> {
     } else {
         String::new()
     };
+    let batch = job.batch.clone().unwrap_or_default();
+    let command = match (&job.batch, batch.script) {
+        (None, _) => String::new(),
+        (Some(_), true) => format!("script {}", batch.command.join(" ")),
+        (Some(_), false) => batch.command.join(" "),
+    };
+    let restarts = match job.restarts {
+        0 => String::new(),
+        count => count.to_string(),
+    };
+    let file = |name: &str| match name {
+        "" => String::new(),
+        name if name.starts_with('/') || batch.workdir.is_empty() => name.to_owned(),
+        name => format!("{}/{name}", batch.workdir.trim_end_matches('/')),
+    };
     vec![
         ("job", job.id.to_string()),
         ("name", job.name.clone()),
@@ -90,6 +105,12 @@ fn job_fields(job: &v1::Job) -> Vec<(&'static str, String)> {
         ("fence", fence(job)),
         ("out of memory", out_of_memory(job)),
         ("image", job.image.clone()),
+        ("command", command.trim_end().to_owned()),
+        ("working directory", batch.workdir.clone()),
+        ("output", file(&batch.stdout)),
+        ("error output", file(&batch.stderr)),
+        ("submitted from", batch.submit_host.clone()),
+        ("queued again", restarts),
         (
             "time limit",
             if limit.is_zero() {

@@ -75,7 +75,10 @@ fn state(session: &v1::Session) -> String {
 async fn stop(client: &mut Client, what: &JobOrSession) -> Result<v1::Session> {
     let request = match what.find(client).await? {
         Found::Job(job) if job.session == 0 => {
-            return Err(CliError::failed(format!("job {} is no session's", job.id)));
+            return Err(
+                CliError::failed(format!("job {} is a batch job, and no session's", job.id))
+                    .hint(format!("carrel cancel {}", job.id)),
+            );
         }
         Found::Job(job) if wait::is_over(job.state()) => {
             return Err(CliError::failed(format!("{} already", wait::ending(&job))));

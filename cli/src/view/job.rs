@@ -32,6 +32,38 @@ pub struct Job {
     qos: Option<String>,
     partition: Option<String>,
     nice: i32,
+    restarts: u32,
+    batch: Option<Batch>,
+}
+
+/// What a batch job runs.
+#[derive(Debug, Serialize)]
+pub struct Batch {
+    /// Of a script, its arguments only.
+    command: Vec<String>,
+    script: bool,
+    workdir: Option<String>,
+    stdout: String,
+    /// Null: where standard output goes.
+    stderr: Option<String>,
+    requeue: bool,
+    submit_host: Option<String>,
+    submit_dir: Option<String>,
+}
+
+impl From<v1::Batch> for Batch {
+    fn from(batch: v1::Batch) -> Self {
+        Self {
+            command: batch.command,
+            script: batch.script,
+            workdir: some(batch.workdir),
+            stdout: batch.stdout,
+            stderr: some(batch.stderr),
+            requeue: batch.requeue,
+            submit_host: some(batch.submit_host),
+            submit_dir: some(batch.submit_dir),
+        }
+    }
 }
 
 /// What a job holds on one node.
@@ -131,6 +163,8 @@ impl From<v1::Job> for Job {
             qos: some(terms.qos),
             partition: some(terms.partition),
             nice: terms.nice,
+            restarts: job.restarts,
+            batch: job.batch.map(Into::into),
         }
     }
 }

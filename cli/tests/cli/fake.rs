@@ -498,6 +498,28 @@ impl Broker for Service {
         }))
     }
 
+    async fn submit_job(&self, _: Request<v1::SubmitJobRequest>) -> Answer<v1::Job> {
+        Self::not_here()
+    }
+
+    async fn requeue_job(&self, _: Request<v1::GetJobRequest>) -> Answer<v1::Job> {
+        Self::not_here()
+    }
+
+    async fn cancel_job(&self, _: Request<v1::GetJobRequest>) -> Answer<v1::Job> {
+        Self::not_here()
+    }
+
+    type WatchJobStream = Pin<Box<dyn Stream<Item = Result<v1::Job, Status>> + Send>>;
+
+    async fn watch_job(&self, _: Request<v1::GetJobRequest>) -> Answer<Self::WatchJobStream> {
+        Self::not_here()
+    }
+
+    async fn open_log(&self, _: Request<v1::GetJobRequest>) -> Answer<v1::OpenStreamResponse> {
+        Self::not_here()
+    }
+
     async fn update_job(&self, _: Request<v1::UpdateJobRequest>) -> Answer<v1::Job> {
         Self::not_here()
     }

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, btree_map};
 
+use super::end::ProcessEnd;
 use super::entry::{Entry, Phase};
 use super::{Action, Agent, DEFAULT_GRACE_MS, Found, FoundState, KILL_MARGIN_MS, Now};
 use crate::model::ids::JobKey;
@@ -22,13 +23,22 @@ impl Agent {
         for key in keys {
             match states.get(&key) {
                 Some(FoundState::Running) => self.found_running(now, key),
-                Some(FoundState::Ended { code, out_of_memory }) => {
+                Some(FoundState::Ended {
+                    code,
+                    out_of_memory,
+                    command,
+                }) => {
                     self.found_again(now, key);
                     if let Some(entry) = self.entries.get_mut(&key) {
                         // It ran: its end is no failed start.
                         entry.was_ready |= matches!(entry.phase, Phase::Held { .. });
                     }
-                    self.exited(now, key, *code, *out_of_memory, "");
+                    let how = ProcessEnd {
+                        code: *code,
+                        out_of_memory: *out_of_memory,
+                        command: *command,
+                    };
+                    self.exited(now, key, how, "");
                 }
                 Some(FoundState::Lost) => {
                     self.found_again(now, key);

@@ -10,6 +10,24 @@ use super::{
 use crate::model::ids::{GpuUuid, JobKey};
 use crate::model::node::EndCause;
 
+/// How process 1 ended.
+#[derive(Clone, Copy)]
+pub(super) struct ProcessEnd {
+    pub(super) code: Option<i32>,
+    pub(super) out_of_memory: bool,
+    pub(super) command: bool,
+}
+
+impl Entry {
+    /// What is known first stays.
+    fn note_end(&mut self, how: ProcessEnd) {
+        if self.exit_code.is_none() {
+            self.exit_code = how.code;
+            self.by_command = how.command;
+        }
+    }
+}
+
 impl Agent {
     /// Ends a job with grace; the first cause stays. Of an end that is under way the grace can only become shorter.
     pub(super) fn stop(&mut self, now: Now, key: JobKey, cause: EndCause, grace_ms: u64, why: &str) {
@@ -218,11 +236,28 @@ impl Agent {
             ContainerEvent::Exited {
                 code,
                 out_of_memory,
+                command,
                 detail,
             } => {
-                self.exited(now, key, code, out_of_memory, &detail);
+                let how = ProcessEnd {
+                    code,
+                    out_of_memory,
+                    command,
+                };
+                self.exited(now, key, how, &detail);
             }
-            ContainerEvent::Released { code, out_of_memory } => self.released(key, code, out_of_memory),
+            ContainerEvent::Released {
+                code,
+                out_of_memory,
+                command,
+            } => self.released(
+                key,
+                ProcessEnd {
+                    code,
+                    out_of_memory,
+                    command,
+                },
+            ),
             ContainerEvent::NotReleased(why) => {
                 if let Phase::Removing { retry_at, .. } = &mut entry.phase {
                     *retry_at = Some(now.boot_ms + RETRY_MS);
@@ -233,14 +268,7 @@ impl Agent {
     }
 
     /// Process 1 ended.
-    pub(super) fn exited(
-        &mut self,
-        now: Now,
-        key: JobKey,
-        code: Option<i32>,
-        out_of_memory: bool,
-        detail: &str,
-    ) {
+    pub(super) fn exited(&mut self, now: Now, key: JobKey, how: ProcessEnd, detail: &str) {
         let Some(entry) = self.entries.get_mut(&key) else {
             return;
         };
@@ -252,9 +280,9 @@ impl Agent {
             | Phase::Stopping { .. }
             | Phase::Removing { .. } => {}
         }
-        entry.exit_code = entry.exit_code.or(code);
-        let cause = own_end(entry, out_of_memory);
-        let why = match (cause, code) {
+        entry.note_end(how);
+        let cause = own_end(entry, how.out_of_memory);
+        let why = match (cause, how.code) {
             (EndCause::StartFailed, Some(code)) => {
                 format!("carrel-init ended with exit code {code}: {detail}")
             }
@@ -263,7 +291,7 @@ impl Agent {
         self.remove(now, key, cause, &why);
     }
 
-    fn released(&mut self, key: JobKey, code: Option<i32>, out_of_memory: bool) {
+    fn released(&mut self, key: JobKey, how: ProcessEnd) {
         let Some(entry) = self.entries.get_mut(&key) else {
             return;
         };
@@ -272,9 +300,9 @@ impl Agent {
         };
         entry.phase = Phase::Released;
         entry.connections = 0;
-        entry.exit_code = entry.exit_code.or(code);
+        entry.note_end(how);
         if entry.cause == Some(EndCause::Exited) {
-            entry.cause = Some(own_end(entry, out_of_memory));
+            entry.cause = Some(own_end(entry, how.out_of_memory));
         }
         self.changed();
     }
@@ -283,6 +311,12 @@ impl Agent {
 /// Why a container ended that nobody asked to.
 fn own_end(entry: &Entry, out_of_memory: bool) -> EndCause {
     match entry.exit_code {
+        // Whatever number it chose, it is its own. The kernel may have ended what it needed, and not it.
+        Some(code) if entry.by_command => match code {
+            0 => EndCause::Exited,
+            _ if out_of_memory => EndCause::OutOfMemory,
+            _ => EndCause::Exited,
+        },
         Some(EXIT_LEASE) => EndCause::Lease,
         Some(EXIT_KILLED) if out_of_memory => EndCause::OutOfMemory,
         _ if !entry.was_ready => EndCause::StartFailed,

@@ -66,6 +66,8 @@ pub(super) struct Entry {
     pub(super) containment: Containment,
     pub(super) cause: Option<EndCause>,
     pub(super) exit_code: Option<i32>,
+    /// The exit code is that of the job's command, which ended by itself.
+    pub(super) by_command: bool,
 }
 
 impl Entry {
@@ -82,6 +84,7 @@ impl Entry {
             containment: Containment::default(),
             cause: None,
             exit_code: None,
+            by_command: false,
         }
     }
 

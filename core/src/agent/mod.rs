@@ -149,6 +149,8 @@ pub enum FoundState {
         code: Option<i32>,
         /// The kernel killed something of it for want of memory.
         out_of_memory: bool,
+        /// It ended because the job's command had: the exit code is that one's.
+        command: bool,
     },
     /// It ran, and nothing says how it ended.
     Lost,
@@ -185,6 +187,8 @@ pub enum ContainerEvent {
         code: Option<i32>,
         /// The kernel killed something of it for want of memory.
         out_of_memory: bool,
+        /// It ended because the job's command had: the exit code is that one's.
+        command: bool,
         /// Its last words; may be empty.
         detail: String,
     },
@@ -194,6 +198,8 @@ pub enum ContainerEvent {
         code: Option<i32>,
         /// The kernel killed something of it for want of memory.
         out_of_memory: bool,
+        /// It ended because the job's command had: the exit code is that one's.
+        command: bool,
     },
     /// Something of it is still there, for this reason.
     NotReleased(String),

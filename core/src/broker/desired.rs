@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::state::State;
+use crate::model::batch::{Batch, BatchRun, DEFAULT_OUTPUT, Output, OutputOf, Place, file_name};
 use crate::model::ids::{JobKey, NodeName};
 use crate::model::job::{Job, JobKind, Placed};
 use crate::model::node::{Desired, DesiredJob, Peer, Tombstone};
@@ -127,7 +128,38 @@ fn desired_job(state: &State, job: &Job, placed: &Placed, rank: usize) -> Desire
                 .map(|session| session.spec.container.clone())
                 .unwrap_or_default(),
         },
+        batch: batch
+            .filter(|_| rank == 0)
+            .map(|batch| batch_run(job, batch, &part.node)),
     }
+}
+
+/// What the first node of a batch job runs.
+fn batch_run(job: &Job, batch: &Batch, node: &NodeName) -> BatchRun {
+    let of = OutputOf {
+        job: job.id,
+        name: &job.name,
+        user: &job.owner,
+        node,
+    };
+    let (stdout, stderr) = output_files(batch, of);
+    BatchRun {
+        command: batch.command.clone(),
+        script: batch.script.clone(),
+        stdout,
+        stderr,
+        append: batch.output.append.unwrap_or(!job.past_runs.is_empty()),
+    }
+}
+
+/// The files of a batch job's standard output and error, relative to its working directory; the latter empty: as the
+/// former.
+pub fn output_files(batch: &Batch, of: OutputOf<'_>) -> (String, String) {
+    let Output { stdout, stderr, .. } = &batch.output;
+    let stdout = if stdout.is_empty() { DEFAULT_OUTPUT } else { stdout };
+    let (stdout, stderr) = (file_name(stdout, of), file_name(stderr, of));
+    let stderr = if stderr == stdout { String::new() } else { stderr };
+    (stdout, stderr)
 }
 
 fn peers(job: &Job, placed: &Placed) -> Vec<Peer> {
@@ -142,10 +174,15 @@ fn peers(job: &Job, placed: &Placed) -> Vec<Peer> {
 }
 
 fn host_name(job: &Job, placed: &Placed, rank: usize) -> String {
+    let name = match job.kind {
+        JobKind::Interactive => job.name.clone(),
+        // Its name may be anything.
+        JobKind::Batch => format!("job-{}", job.id),
+    };
     if placed.allocation.nodes.len() == 1 {
-        job.name.clone()
+        name
     } else {
-        format!("{}-{rank}", job.name)
+        format!("{name}-{rank}")
     }
 }
 
@@ -212,6 +249,17 @@ fn environment(state: &State, job: &Job, placed: &Placed, rank: usize) -> Vec<(S
     put("SLURM_RESTART_COUNT", job.past_runs.len().to_string());
     put("SLURM_JOB_START_TIME", (placed.started.0 / 1000).to_string());
     put("SLURM_JOB_END_TIME", (placed.deadline.0 / 1000).to_string());
+    put("SLURM_JOB_PARTITION", job.terms.partition.to_string());
+    put("SLURM_JOB_ACCOUNT", job.terms.account.to_string());
+    put("SLURM_JOB_QOS", job.terms.qos.to_string());
+    if let Some(batch) = &job.batch {
+        let Place { host, directory } = &batch.submitted_from;
+        put("SLURM_SUBMIT_HOST", host.clone());
+        put("SLURM_SUBMIT_DIR", directory.clone());
+        put("ENVIRONMENT", "BATCH".to_owned());
+        put("SLURM_PROCID", "0".to_owned());
+        put("SLURM_LOCALID", "0".to_owned());
+    }
     if !part.gpus.is_empty() {
         put("SLURM_GPUS_ON_NODE", part.gpus.len().to_string());
         put("SLURM_GPUS_PER_NODE", part.gpus.len().to_string());

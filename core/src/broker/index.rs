@@ -49,6 +49,7 @@ impl State {
             self.deadlines.insert((placed.deadline, job.id));
             self.count_held(&job, placed, true);
         }
+        self.note_submit_key(&job);
         let decay = self.settings.queue.decay();
         self.tallies.change(&self.accounts, old.as_deref(), &job, decay);
         self.count_by_model(old.as_deref(), &job);
@@ -72,6 +73,14 @@ impl State {
             || starts(&job) && !old.as_deref().is_some_and(starts)
         {
             self.see_to_dependents(job.id);
+        }
+    }
+
+    /// Of a job that is over as well: it may be so before its user's request is repeated.
+    fn note_submit_key(&mut self, job: &Job) {
+        let key = job.batch.as_ref().map(|batch| &batch.request_key);
+        if let Some(key) = key.filter(|key| !key.is_empty()) {
+            self.submit_keys.insert((job.owner.clone(), key.clone()), job.id);
         }
     }
 

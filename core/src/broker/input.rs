@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::edit::Edit;
 use crate::model::audit::{AuditRecord, Origin};
+use crate::model::batch::{Output, Place};
 use crate::model::ids::{BadName, JobId, JobKey, NodeName, SessionId, SessionName, UserName};
 use crate::model::node::Observed;
 use crate::model::resources::ResourceRequest;
@@ -104,15 +105,23 @@ pub struct OpenSession {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SubmitJob {
     /// Its name.
-    pub name: SessionName,
+    pub name: String,
     /// What it runs on and in; zero CPUs, memory or time and an empty image mean the cluster's defaults.
     pub spec: SessionSpec,
-    /// The command and its arguments.
+    /// The command and its arguments; of a script, its arguments only.
     pub command: Vec<String>,
+    /// A script with its interpreter in the first line.
+    pub script: Option<String>,
+    /// Where its output goes.
+    pub output: Output,
+    /// From where it is submitted.
+    pub submitted_from: Place,
     /// It is queued again when a node of it is lost.
     pub requeue: bool,
     /// When it may start.
     pub start: StartWish,
+    /// A repeated request with one key has one effect; empty: not repeated.
+    pub request_key: String,
 }
 
 /// What is to be changed of a job.

@@ -41,6 +41,7 @@ use std::sync::Arc;
 pub use backfill::Promise;
 pub use change::{Change, ClusterRecord};
 pub use check::{Violation, check};
+pub use desired::output_files;
 pub use edit::{AccountEdit, Edit, LimitsEdit, MemberEdit, PartitionEdit, PersonEdit, QosEdit, Way};
 pub use forecast::{Choice, Plan, Start, plan, start_of, starts_of};
 pub use found::{FoundJob, FoundPart, found_jobs, found_on};

@@ -22,7 +22,12 @@ pub enum Call {
     OpenStream,
     SignSshKey,
     GetJob,
+    SubmitJob,
+    RequeueJob,
+    CancelJob,
     UpdateJob,
+    WatchJob,
+    OpenLog,
     ListJobs,
     ListHistory,
     GetUsage,
@@ -95,7 +100,7 @@ const fn needs(
 
 impl Call {
     /// All of them.
-    pub const ALL: [Self; 42] = [
+    pub const ALL: [Self; 47] = [
         Self::GetCluster,
         Self::OpenSession,
         Self::GetSession,
@@ -109,7 +114,12 @@ impl Call {
         Self::OpenStream,
         Self::SignSshKey,
         Self::GetJob,
+        Self::SubmitJob,
+        Self::RequeueJob,
+        Self::CancelJob,
         Self::UpdateJob,
+        Self::WatchJob,
+        Self::OpenLog,
         Self::ListJobs,
         Self::ListHistory,
         Self::GetUsage,
@@ -163,7 +173,13 @@ impl Call {
             Self::SignSshKey      => needs( User,     Sessions, None,           None,                  No),
             // Jobs are seen by all, as in squeue.
             Self::GetJob          => needs( User,     Read,     Some(User),     None,                  Own),
+            Self::SubmitJob       => needs( User,     Sessions, None,           None,                  No),
+            Self::RequeueJob      => needs( User,     Sessions, Some(Operator), None,                  No),
+            Self::CancelJob       => needs( User,     Sessions, Some(Operator), None,                  No),
             Self::UpdateJob       => needs( User,     Sessions, Some(Operator), None,                  No),
+            Self::WatchJob        => needs( User,     Read,     Some(User),     None,                  No),
+            // What a job says is its user's alone.
+            Self::OpenLog         => needs( User,     Read,     None,           None,                  No),
             Self::ListJobs        => needs( User,     Read,     Some(User),     None,                  Own),
             // What somebody has done over a year is theirs, and the operators'.
             Self::ListHistory     => needs( User,     Read,     Some(Operator), None,                  No),

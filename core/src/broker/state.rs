@@ -78,6 +78,8 @@ pub struct State {
     pub session_names: OrdMap<(UserName, SessionName), SessionId>,
     /// Sessions by the key of the request that last started them.
     pub request_keys: OrdMap<(UserName, String), SessionId>,
+    /// Batch jobs by the key of the request that submitted them.
+    pub submit_keys: OrdMap<(UserName, String), JobId>,
     /// Pending jobs.
     pub pending: Pending,
     /// When pending jobs will ask for less.
@@ -210,6 +212,7 @@ impl State {
             token_hashes: OrdMap::new(),
             session_names: OrdMap::new(),
             request_keys: OrdMap::new(),
+            submit_keys: OrdMap::new(),
             pending: Pending::default(),
             patience: OrdSet::new(),
             begins: OrdSet::new(),

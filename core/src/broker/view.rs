@@ -288,6 +288,20 @@ pub fn seats(state: &State, allocation: &Allocation) -> Vec<Seat> {
 
 /// Why a job waits, or how it stands.
 pub fn explain(state: &State, job: &Job, now: Timestamp) -> Explanation {
+    let mut explanation = explain_now(state, job, now);
+    if let (Phase::Pending, Some(last)) = (&job.phase, job.past_runs.last()) {
+        explanation.summary += &match last.for_job {
+            Some(other) => format!("; it ran before, and gave way to job {other}"),
+            None => format!(
+                "; it ran before, until it was queued again ({})",
+                last.state.name()
+            ),
+        };
+    }
+    explanation
+}
+
+fn explain_now(state: &State, job: &Job, now: Timestamp) -> Explanation {
     if let Some(placed) = job.last_placed() {
         let reason = state_reason(state, job);
         let nodes: Vec<&str> = placed

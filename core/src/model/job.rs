@@ -227,6 +227,9 @@ pub struct PastRun {
     /// How it ended: preempted, with a node, or by somebody's wish.
     #[serde(default = "PastRun::unknown")]
     pub state: JobState,
+    /// The job that it gave way to.
+    #[serde(default)]
+    pub for_job: Option<JobId>,
 }
 
 impl PastRun {
@@ -339,6 +342,7 @@ impl Job {
                 .ending
                 .as_ref()
                 .map_or(PastRun::unknown(), |ending| ending.state),
+            for_job: placed.leaving.and_then(|leaving| leaving.for_job),
         });
         Some(Self {
             past_runs,

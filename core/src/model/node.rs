@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
+use super::batch::BatchRun;
 use super::cpus::Binding;
 use super::gpu::Inventory;
 use super::gpu_unit::GpuUnit;
@@ -214,6 +215,8 @@ pub struct DesiredJob {
     pub ready: bool,
     /// What else its container is to be.
     pub container: ContainerOptions,
+    /// What it runs by itself: on the first node of a batch job. Its end is the job's.
+    pub batch: Option<BatchRun>,
 }
 
 /// An allocation that a node is to end and forget. Exactly this one: after a backup was restored,

@@ -1,6 +1,6 @@
 //! carrel-init: process 1 of every Carrel container, and its SSH server.
 //!
-//! One static binary in two roles:
+//! One static binary in three roles:
 //!
 //! - The **keeper** ([`keeper`]) is process 1. It prepares the container, drops its privileges for
 //!   good, and from then on only forks, waits and reaps. It holds what must outlive the SSH
@@ -8,18 +8,23 @@
 //! - The **server** ([`server`]) is the keeper's child: SSH, SFTP, forwards and the control socket.
 //!   It forks nothing itself; it asks the keeper ([`wire`]). When it dies, the keeper starts
 //!   another; running processes go on.
+//! - The **logger** ([`logger`]) is there for a batch job's command: it copies what that writes to the
+//!   user's files and to what the node keeps. When it dies, another goes on where it was.
 //!
 //! ```text
 //! carrel-init [--run-dir DIR] [--etc DIR] [--lease-ms N]     the keeper
 //! carrel-init serve                                         the server; only the keeper starts it
+//! carrel-init log                                           the logger; only the keeper starts it
 //! ```
 //!
 //! Exit codes: 0 ended as asked (a stop request, SIGTERM, SIGINT), 1 could not start, 2 wrong
-//! arguments, 75 the lease ended.
+//! arguments, 75 the lease ended; a batch job's command's own, or 128 and the signal that ended it, which
+//! `end.pb` in the run directory tells from these.
 
 mod clock;
 mod files;
 mod keeper;
+mod logger;
 mod server;
 mod wire;
 
@@ -45,6 +50,9 @@ fn main() -> ExitCode {
     let first = args.next();
     if first.as_deref() == Some("serve".as_ref()) {
         return server::main(args.collect());
+    }
+    if first.as_deref() == Some("log".as_ref()) {
+        return logger::main();
     }
     match parse(first.into_iter().chain(args)) {
         Ok(Some(options)) => keeper::main(options),

@@ -44,7 +44,7 @@ pub mod fds {
 #[derive(Clone, PartialEq, Message)]
 pub struct ToKeeper {
     /// What is asked.
-    #[prost(oneof = "Request", tags = "1, 2, 3, 4, 5, 6, 7")]
+    #[prost(oneof = "Request", tags = "1, 2, 3, 4, 5, 6, 7, 8")]
     pub request: Option<Request>,
 }
 
@@ -72,6 +72,9 @@ pub enum Request {
     /// Signal all of the user's processes of a kind.
     #[prost(message, tag = "7")]
     SignalAll(SignalAll),
+    /// Start the job's command, unless it was started before.
+    #[prost(message, tag = "8")]
+    Main(Main),
 }
 
 /// Signal all of the user's processes of a kind.
@@ -83,6 +86,24 @@ pub struct SignalAll {
     /// Those that terminals were opened with; else all but these.
     #[prost(bool, tag = "2")]
     pub shells: bool,
+}
+
+/// Start the job's command. Beside it: a [`Command`], then the file of standard output, and that of standard error
+/// where it is another one.
+#[derive(Clone, PartialEq, Message)]
+pub struct Main {
+    /// It cannot be started, for this reason: nothing is beside this.
+    #[prost(string, tag = "1")]
+    pub failure: String,
+    /// What its user is to know of its start, as the first of its output; may be empty.
+    #[prost(string, tag = "2")]
+    pub note: String,
+    /// What the files hold stays.
+    #[prost(bool, tag = "3")]
+    pub append: bool,
+    /// It is a script: what signals are for shells is for it.
+    #[prost(bool, tag = "4")]
+    pub script: bool,
 }
 
 /// Start a process. Beside it: a [`Command`], then either stdin, stdout and stderr, or the terminal.

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
+use carrel_core::model::batch::BatchRun;
 use carrel_core::model::cpus::Binding;
 use carrel_core::model::gpu::{GpuInfo, Inventory};
 use carrel_core::model::gpu_unit::{GpuUnit, Slice, WHOLE_MILLI};
@@ -15,7 +16,7 @@ use prost::Message;
 
 use super::{Shared, Wish};
 use crate::gpu::Given;
-use crate::runtime::{BindMount, ContainerRecord, ContainerSpec, LeaseEnd, root_inside};
+use crate::runtime::{BindMount, ContainerRecord, ContainerSpec, LeaseEnd, SCRIPT, root_inside};
 
 /// A host's GPUs, as one job sees them.
 pub(super) struct Gpus {
@@ -113,6 +114,7 @@ pub(super) fn container(
         hosts: Vec::new(),
         init_config: config.encode_to_vec(),
         lease,
+        script: job.batch.as_ref().and_then(|run| run.script.clone()),
         command: None,
     })
 }
@@ -142,11 +144,25 @@ pub(super) fn init(
         workdir: job.workdir.clone(),
         ssh: message.ssh.clone(),
         banner: banner(node, network, job, gpus),
+        main: job.batch.as_ref().map(|run| main_command(run, job.go)),
         // Known when the container is made.
         first_lease_end_ms: 0,
         deadline_ms: job.deadline.millis(),
         warn_before_s: message.warn_before_s.clone(),
         end_signal: message.end_signal,
+    }
+}
+
+/// What a batch job's container is there for.
+fn main_command(run: &BatchRun, go: bool) -> v1::MainCommand {
+    let script = run.script.is_some().then(|| SCRIPT.to_owned());
+    v1::MainCommand {
+        script: script.is_some(),
+        command: script.into_iter().chain(run.command.iter().cloned()).collect(),
+        stdout: run.stdout.clone(),
+        stderr: run.stderr.clone(),
+        append: run.append,
+        go,
     }
 }
 
@@ -325,6 +341,7 @@ mod tests {
             workdir: String::new(),
             ready: false,
             container: ContainerOptions::default(),
+            batch: None,
         }
     }
 

@@ -97,8 +97,17 @@ impl Worker {
                             tracing::info!(exit_code = exit.code, "released");
                             // Commands that come from now on are for a new task.
                             self.commands.close();
-                            let Exit { code, out_of_memory } = exit;
-                            self.tell(ContainerEvent::Released { code, out_of_memory }).await;
+                            let Exit {
+                                code,
+                                out_of_memory,
+                                command,
+                            } = exit;
+                            let released = ContainerEvent::Released {
+                                code,
+                                out_of_memory,
+                                command,
+                            };
+                            self.tell(released).await;
                         }
                         Err(error) => {
                             let why = format!("{error:#}");

@@ -24,6 +24,7 @@ use prost_types::Any;
 use tokio::sync::mpsc;
 
 use super::client::{SNAPSHOTTER, Settled, Told};
+use super::command::SCRIPT_NAME;
 use super::netns::NetworkNamespace;
 use super::record::{
     BindMount, ContainerRecord, ContainerSpec, ContainerState, NAME_LABEL, RECORD_LABEL, SNAPSHOT_LABEL,
@@ -485,6 +486,11 @@ fn write_job_dir(
         .create(dir.join("run"))?;
     // Root's, and open: the job's user finds the socket in it, and can change nothing.
     DirBuilder::new().mode(0o755).create(dir.join("api"))?;
+    if let Some(script) = &spec.script {
+        let mut options = OpenOptions::new();
+        let file = options.write(true).create_new(true).mode(0o555);
+        file.open(dir.join(SCRIPT_NAME))?.write_all(script.as_bytes())?;
+    }
     let secret = OpenOptions::new()
         .write(true)
         .create_new(true)

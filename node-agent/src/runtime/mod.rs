@@ -9,7 +9,9 @@
 //!
 //! ```text
 //! bin/                   carrel-init and carrel, mounted read-only into every container
-//! jobs/<job>-<gen>/run/  root only: init.pb, fence.pb, and the sockets that carrel-init makes
+//! jobs/<job>-<gen>/run/  root only: init.pb, fence.pb, and the sockets that carrel-init makes; of a batch job
+//!                        end.pb (how its command ended) and output.0, output.1 (what it writes)
+//! logs/<job>-<gen>/      output.0 and output.1 of a job that is over
 //! jobs/<job>-<gen>/api/  the socket by which the job speaks to the broker
 //! jobs/<job>-<gen>/dev/  device nodes of a container whose user is root
 //! jobs/<job>-<gen>/etc/  passwd, group, hosts, hostname, resolv.conf of the container
@@ -21,6 +23,7 @@
 
 pub(crate) mod cgroup;
 pub(crate) mod client;
+mod command;
 mod create;
 pub(crate) mod etc;
 mod events;
@@ -61,6 +64,8 @@ use private::PrivateContainerd;
 use record::{RECORD_LABEL, container_id, dir_name, key_of};
 use spec::HostFacts;
 
+pub(crate) use command::OUTPUT;
+pub use command::{CommandEnd, SCRIPT};
 pub use events::{Events, RuntimeEvent};
 pub use network::NetworkMode;
 pub use open::RuntimeOptions;
@@ -433,15 +438,26 @@ impl Runtime {
     /// How far a container is that containerd knows.
     async fn state(&self, key: JobKey) -> Result<ContainerState> {
         Ok(match self.task(key).await? {
-            Some(task) if task.status == STATUS_STOPPED => ContainerState::Ended(Exit {
-                code: Some(task.exit_status as i32),
-                out_of_memory: self.out_of_memory_kills(key) > 0,
-            }),
+            Some(task) if task.status == STATUS_STOPPED => {
+                ContainerState::Ended(self.exit(key, Some(task.exit_status as i32)))
+            }
             Some(task) if task.status == STATUS_CREATED => ContainerState::Unstarted,
             Some(task) => ContainerState::Running { pid: task.pid },
+            // Its command had ended before the node, or containerd, did.
+            None if self.end_of_command(key).is_some() => ContainerState::Ended(self.exit(key, None)),
             None if self.was_started(key) => ContainerState::Lost,
             None => ContainerState::Unstarted,
         })
+    }
+
+    /// How process 1 ended, with this exit code; or as its command did by itself.
+    pub(crate) fn exit(&self, key: JobKey, code: Option<i32>) -> Exit {
+        let command = self.end_of_command(key);
+        Exit {
+            code: command.as_ref().map(|end| end.code).or(code),
+            out_of_memory: self.out_of_memory_kills(key) > 0,
+            command: command.is_some(),
+        }
     }
 
     /// A file, since a label could not be written at the same moment as the start.

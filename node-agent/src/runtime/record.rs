@@ -124,6 +124,8 @@ pub struct ContainerSpec {
     pub mounts: Vec<BindMount>,
     /// Further lines of /etc/hosts: the gang's other members.
     pub hosts: Vec<HostEntry>,
+    /// The script that it runs, put at [`super::SCRIPT`].
+    pub script: Option<String>,
     /// A serialized `carrel.v1.InitConfig`, put where carrel-init reads it.
     pub init_config: Vec<u8>,
     /// End of the lease as it is when the container is made, milliseconds of `CLOCK_BOOTTIME`:
@@ -208,6 +210,9 @@ pub struct Exit {
     pub code: Option<i32>,
     /// The kernel killed something of it for want of memory.
     pub out_of_memory: bool,
+    /// It ended because the job's command had: the exit code is that one's.
+    #[serde(default)]
+    pub command: bool,
 }
 
 /// A container's id in containerd, and the name of its directory and cgroup less the prefix.

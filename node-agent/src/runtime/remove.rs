@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep};
 
 use super::client::{SNAPSHOTTER, Settled, Told};
 use super::record::{Exit, container_id, job_snapshot, key_of_dir};
-use super::{Runtime, STATUS_STOPPED, userns};
+use super::{Runtime, STATUS_STOPPED, command, userns};
 
 /// How long killed processes may take to go: longer only when the kernel is stuck with one (a dead
 /// NFS server, a GPU's driver).
@@ -46,10 +46,15 @@ impl Runtime {
             .told("deleting a container")?;
         self.remove_snapshot(&job_snapshot(key)).await?;
         let (cgroups, path, dir) = (self.inner.cgroups.clone(), self.cgroup(key), self.job_dir(key));
-        let shifted = self.shifted_dir(key);
+        let (shifted, run_dir, logs) = (self.shifted_dir(key), self.run_dir(key), self.logs_dir());
         tokio::task::spawn_blocking(move || {
             userns::clear(&shifted)?;
             cgroups.remove(&path)?;
+            let kept = command::keep_output(&run_dir, &logs, key).and_then(|()| command::prune(&logs));
+            if let Err(error) = kept {
+                // Its GPUs are worth more than its words.
+                tracing::warn!(job = %key, error = format!("{error:#}"), "its output is not kept");
+            }
             remove_tree(&dir)
         })
         .await??;
@@ -63,7 +68,7 @@ impl Runtime {
             let noted = fs::read(note)
                 .ok()
                 .and_then(|bytes| serde_json::from_slice(&bytes).ok());
-            return Ok(noted.unwrap_or_default());
+            return Ok(noted.unwrap_or_else(|| self.exit(key, None)));
         };
         let containerd = &self.inner.containerd;
         let id = container_id(key);
@@ -84,7 +89,7 @@ impl Runtime {
             }
         }
         // With the task goes the cgroup, and with that what it counted.
-        let out_of_memory = self.out_of_memory_kills(key) > 0;
+        let counted = self.exit(key, None);
         let was_started = self.was_started(key);
         let delete = containerd.request(DeleteTaskRequest { container_id: id });
         let deleted = containerd
@@ -96,7 +101,10 @@ impl Runtime {
         let code = deleted
             .filter(|_| was_started)
             .map(|deleted| deleted.exit_status as i32);
-        let exit = Exit { code, out_of_memory };
+        let exit = Exit {
+            code: counted.code.or(code),
+            ..counted
+        };
         if let Err(error) = fs::write(&note, serde_json::to_vec(&exit)?)
             && error.kind() != ErrorKind::NotFound
         {

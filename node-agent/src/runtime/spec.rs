@@ -563,6 +563,7 @@ mod tests {
                 read_only: false,
             }],
             hosts: Vec::new(),
+            script: None,
             init_config: Vec::new(),
             lease: LeaseEnd::none(),
             command: None,

@@ -220,6 +220,7 @@ pub fn job(number: u64, image: &str, script: &str) -> ContainerSpec {
         env: Vec::new(),
         mounts: Vec::new(),
         hosts: Vec::new(),
+        script: None,
         init_config: b"configuration".to_vec(),
         lease: LeaseEnd::none(),
         command: Some(["/bin/busybox", "sh", "-c", script].map(str::to_owned).to_vec()),

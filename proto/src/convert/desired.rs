@@ -4,6 +4,7 @@
 //! a login name is in numbers, and who may enter over SSH, is the shell's to
 //! know. The broker adds both; an agent keeps the message beside the model.
 
+use carrel_core::model::batch::BatchRun;
 use carrel_core::model::gpu_unit::GpuUnit;
 use carrel_core::model::ids::{Generation, JobId, JobKey, SessionId};
 use carrel_core::model::node::{Desired, DesiredJob, Peer, Tombstone};
@@ -61,6 +62,31 @@ fn desired_job(job: &DesiredJob, identity: v1::Identity, ssh: v1::SshAccess) -> 
         // Not the core's matter: the broker sets it.
         warn_before_s: Vec::new(),
         end_signal: job.container.end_signal.map(Into::into),
+        batch: job.batch.as_ref().map(Into::into),
+    }
+}
+
+impl From<&BatchRun> for v1::BatchRun {
+    fn from(run: &BatchRun) -> Self {
+        Self {
+            command: run.command.clone(),
+            script: run.script.clone(),
+            stdout: run.stdout.clone(),
+            stderr: run.stderr.clone(),
+            append: run.append,
+        }
+    }
+}
+
+impl From<v1::BatchRun> for BatchRun {
+    fn from(run: v1::BatchRun) -> Self {
+        Self {
+            command: run.command,
+            script: run.script,
+            stdout: run.stdout,
+            stderr: run.stderr,
+            append: run.append,
+        }
     }
 }
 
@@ -163,6 +189,7 @@ impl TryFrom<v1::DesiredJob> for DesiredJob {
                 root: job.root,
                 end_signal: job.end_signal.map(TryInto::try_into).transpose()?,
             },
+            batch: job.batch.map(Into::into),
         })
     }
 }

@@ -1,3 +1,4 @@
+use carrel_core::model::batch::BatchRun;
 use carrel_core::model::cpus::Binding;
 use carrel_core::model::gpu::{GpuInfo, Inventory, NicInfo};
 use carrel_core::model::ids::{Generation, Incarnation, JobId, JobKey, SessionId};
@@ -140,6 +141,13 @@ fn wanted() -> Desired {
                     shells: true,
                 }),
             },
+            batch: Some(BatchRun {
+                command: vec!["a b".into()],
+                script: Some("#!/bin/sh\n".into()),
+                stdout: "x-3.out".into(),
+                stderr: String::new(),
+                append: true,
+            }),
         }],
         tombstones: vec![Tombstone {
             key: key(),

@@ -228,6 +228,7 @@ impl Node {
                 Physical::Ended(code) => FoundState::Ended {
                     code,
                     out_of_memory: false,
+                    command: false,
                 },
             },
         });
@@ -607,6 +608,7 @@ impl Node {
             let exited = ContainerEvent::Exited {
                 code: Some(75),
                 out_of_memory: false,
+                command: false,
                 detail: String::new(),
             };
             self.tell(now, Input::Container(key, exited), rng, counts);
@@ -674,6 +676,7 @@ impl Node {
                 let ended = ContainerEvent::Exited {
                     code,
                     out_of_memory,
+                    command: false,
                     detail: String::new(),
                 };
                 self.tell(now, Input::Container(key, ended), rng, counts);
@@ -688,6 +691,7 @@ impl Node {
                         let released = ContainerEvent::Released {
                             code: None,
                             out_of_memory: false,
+                            command: false,
                         };
                         return self.tell(now, Input::Container(key, released), rng, counts);
                     }
@@ -704,6 +708,7 @@ impl Node {
                 let released = ContainerEvent::Released {
                     code,
                     out_of_memory: false,
+                    command: false,
                 };
                 self.tell(now, Input::Container(key, released), rng, counts);
             }

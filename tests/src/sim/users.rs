@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use carrel_core::broker::{Broker, Caller, Input, Reject, Reply, SessionRef, SubmitJob, found_jobs};
+use carrel_core::model::batch::{Output, Place};
 use carrel_core::model::ids::{JobId, JobKey, SessionId};
 use carrel_core::model::start::StartWish;
 
@@ -46,9 +47,13 @@ impl World {
         let (caller, request) = self.new_request();
         self.know_users();
         let request = SubmitJob {
-            name: "train".parse().expect("a job's name"),
+            name: "train".to_owned(),
             spec: request.spec.expect("it says what it is to be"),
             command: vec!["train".to_owned()],
+            script: None,
+            output: Output::default(),
+            submitted_from: Place::default(),
+            request_key: String::new(),
             requeue: self.rng.one_in(2),
             start: StartWish::default(),
         };

@@ -126,7 +126,7 @@ impl Handler {
             .map_err(|error| error.to_string())?;
         let node = jump
             .links
-            .open(&grant.node, grant.job)
+            .open(&grant.node, grant.job, grant.what)
             .await
             .map_err(|error| error.to_string())?;
         Ok((place, node, grant))

@@ -65,6 +65,7 @@ fn what_ended_while_no_agent_was_there_is_reported() {
     let state = FoundState::Ended {
         code: Some(3),
         out_of_memory: false,
+        command: false,
     };
     let actions = rig.input(Input::World(vec![found(&job(1, &[0]), state)]));
     assert!(actions.contains(&Action::Remove(key(1))), "{actions:?}");
@@ -143,6 +144,7 @@ fn a_restarted_node_has_released_its_jobs_and_says_why() {
         ContainerEvent::Released {
             code: None,
             out_of_memory: false,
+            command: false,
         },
     );
     let seen = rig.seen(key(1)).expect("reported");

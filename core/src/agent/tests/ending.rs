@@ -151,18 +151,24 @@ fn a_job_does_not_start_after_the_lease() {
 
 #[test]
 fn own_ends_have_their_cause() {
-    for (code, out_of_memory, cause) in [
-        (0, false, EndCause::Exited),
-        (0, true, EndCause::Exited),
-        (3, false, EndCause::Exited),
-        (137, true, EndCause::OutOfMemory),
-        (75, false, EndCause::Lease),
+    for (code, out_of_memory, command, cause) in [
+        (0, false, false, EndCause::Exited),
+        (0, true, false, EndCause::Exited),
+        (3, false, false, EndCause::Exited),
+        (137, true, false, EndCause::OutOfMemory),
+        (75, false, false, EndCause::Lease),
+        // A command may end with any number, and for want of memory without being killed itself.
+        (75, false, true, EndCause::Exited),
+        (0, true, true, EndCause::Exited),
+        (1, true, true, EndCause::OutOfMemory),
+        (137, false, true, EndCause::Exited),
     ] {
         let mut rig = Rig::new();
         rig.run(&job(1, &[0]));
         let event = ContainerEvent::Exited {
             code: Some(code),
             out_of_memory,
+            command,
             detail: String::new(),
         };
         let actions = rig.event(key(1), event);

@@ -156,6 +156,7 @@ fn released() -> ContainerEvent {
     ContainerEvent::Released {
         code: Some(0),
         out_of_memory: false,
+        command: false,
     }
 }
 
@@ -163,6 +164,7 @@ fn exited(code: i32) -> ContainerEvent {
     ContainerEvent::Exited {
         code: Some(code),
         out_of_memory: false,
+        command: false,
         detail: String::new(),
     }
 }
@@ -245,6 +247,7 @@ fn job(id: u64, gpus: &[u32]) -> DesiredJob {
         workdir: String::new(),
         ready: false,
         container: ContainerOptions::default(),
+        batch: None,
     }
 }
 

@@ -121,6 +121,7 @@ impl World {
                     ContainerEvent::Released {
                         code: None,
                         out_of_memory: false,
+                        command: false,
                     },
                 )
             }
@@ -140,6 +141,7 @@ impl World {
                 let ended = FoundState::Ended {
                     code: Some(143),
                     out_of_memory: false,
+                    command: false,
                 };
                 let state = match (rebooted, runs) {
                     (true, _) => FoundState::Lost,

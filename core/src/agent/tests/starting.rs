@@ -166,6 +166,7 @@ fn a_failed_start_is_cleared_away_and_stays_reported() {
         ContainerEvent::Released {
             code: None,
             out_of_memory: false,
+            command: false,
         },
     );
     let actions = rig.want(vec![job(1, &[0])], Vec::new());

@@ -85,6 +85,10 @@ impl State {
     /// Takes out a job that is over. What it has used stays counted.
     fn remove_job(&mut self, job: &Job) {
         self.jobs.remove(&job.id);
+        if let Some(batch) = &job.batch {
+            self.submit_keys
+                .remove(&(job.owner.clone(), batch.request_key.clone()));
+        }
         if let Some(at) = crate::broker::index::ended(job) {
             self.ended.remove(&(at, job.id));
         }

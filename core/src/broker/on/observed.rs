@@ -9,7 +9,7 @@ use crate::broker::{Broker, Effect, Reject, RejectKind, Reply};
 use crate::model::audit::Action;
 use crate::model::cpus::Binding;
 use crate::model::ids::{Generation, Incarnation, JobId, JobKey, NodeName};
-use crate::model::job::{Ending, Job, JobState, Phase, Placed};
+use crate::model::job::{Ending, Job, JobKind, JobState, Phase, Placed};
 use crate::model::node::{EndCause, NodeRecord, Observed, ObservedJob, ObservedPhase};
 use crate::model::time::Timestamp;
 
@@ -168,14 +168,14 @@ impl Broker {
             self.see_rank(&job, placed, rank, seen);
             if seen.cause == Some(EndCause::Exited) && seen.exit_code == Some(0) {
                 // It came to its end by itself, before it heard that it was to go: it need not run again.
-                self.forget_requeue(id, &ending(EndCause::Exited, seen, node));
+                self.forget_requeue(id, &ending(EndCause::Exited, seen, (node, job.kind)));
             }
             if let Some(cause) = seen.cause {
-                self.end_job(now, id, ending(cause, seen, node));
+                self.end_job(now, id, ending(cause, seen, (node, job.kind)));
             }
             if seen.phase == ObservedPhase::Released {
                 // A node does not release what it was not told to end without saying why.
-                self.end_job(now, id, ending(EndCause::Exited, seen, node));
+                self.end_job(now, id, ending(EndCause::Exited, seen, (node, job.kind)));
                 self.release(now, id, node);
             }
             return;
@@ -307,11 +307,16 @@ impl Broker {
 }
 
 /// The end that a node reports.
-fn ending(cause: EndCause, seen: &ObservedJob, node: &NodeName) -> Ending {
+fn ending(cause: EndCause, seen: &ObservedJob, (node, kind): (&NodeName, JobKind)) -> Ending {
+    let what = match (kind, seen.exit_code) {
+        (JobKind::Interactive, _) => "its container ended".to_owned(),
+        (JobKind::Batch, Some(0) | None) => "its command ended".to_owned(),
+        (JobKind::Batch, Some(code)) => format!("its command ended with exit code {code}"),
+    };
     let (state, what) = match cause {
         EndCause::StartFailed => (JobState::Failed, "could not be started"),
-        EndCause::Exited if seen.exit_code == Some(0) => (JobState::Completed, "its container ended"),
-        EndCause::Exited => (JobState::Failed, "its container ended"),
+        EndCause::Exited if seen.exit_code == Some(0) => (JobState::Completed, &*what),
+        EndCause::Exited => (JobState::Failed, &*what),
         EndCause::OutOfMemory => (
             JobState::OutOfMemory,
             "ran out of memory and was ended by the kernel",

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use super::*;
 use crate::broker::schedule::find_place;
+use crate::model::batch::{Output, Place};
 use crate::model::ids::{JobKey, QosName};
 use crate::model::job::Phase;
 use crate::model::qos::{Preemption, Qos};
@@ -57,9 +58,13 @@ impl World {
 
     fn submit(&mut self, user: &str, spec: SessionSpec) -> JobId {
         let request = SubmitJob {
-            name: "train".parse().expect("a name"),
+            name: "train".to_owned(),
             spec,
             command: vec!["python".into(), "train.py".into()],
+            script: None,
+            output: Output::default(),
+            submitted_from: Place::default(),
+            request_key: String::new(),
             requeue: true,
             start: StartWish::default(),
         };
@@ -495,9 +500,13 @@ fn a_batch_job_is_queued_again_by_its_owner_and_operators_and_stopped_for_good()
         (JobState::Cancelled, "cancelled by alice")
     );
     let nothing = SubmitJob {
-        name: "x".parse().expect("a name"),
+        name: "x".to_owned(),
         spec: spec(1, 1, "normal"),
         command: vec![],
+        script: None,
+        output: Output::default(),
+        submitted_from: Place::default(),
+        request_key: String::new(),
         requeue: false,
         start: StartWish::default(),
     };

@@ -7,6 +7,7 @@
 mod accounts;
 mod fence;
 mod kept;
+mod main_command;
 mod privileges;
 mod processes;
 mod run;

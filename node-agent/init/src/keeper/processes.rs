@@ -6,8 +6,8 @@ use std::fs;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, getpid};
 
-/// Every living process below this one, except `spared` and what is below it.
-pub fn below(spared: Option<Pid>) -> Vec<Pid> {
+/// Every living process below this one, except those `spared` and what is below them.
+pub fn below(spared: &[Pid]) -> Vec<Pid> {
     let mut children: BTreeMap<i32, Vec<i32>> = BTreeMap::new();
     let Ok(entries) = fs::read_dir("/proc") else {
         return Vec::new();
@@ -28,7 +28,7 @@ pub fn below(spared: Option<Pid>) -> Vec<Pid> {
     let mut waiting = vec![getpid().as_raw()];
     while let Some(parent) = waiting.pop() {
         for child in children.remove(&parent).unwrap_or_default() {
-            if Some(Pid::from_raw(child)) != spared {
+            if !spared.contains(&Pid::from_raw(child)) {
                 found.push(Pid::from_raw(child));
                 waiting.push(child);
             }

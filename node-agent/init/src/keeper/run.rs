@@ -17,6 +17,7 @@ use nix::unistd::{Pid, getpid};
 use prost::Message;
 
 use super::kept::Kept;
+use super::main_command::Main;
 use super::say;
 use super::setup::Prepared;
 use super::spawn::{Inheritance, Program, Standard, spawn, spawn_server};
@@ -77,7 +78,7 @@ struct Started {
 
 /// Process 1.
 pub struct Keeper {
-    prepared: Prepared,
+    pub(super) prepared: Prepared,
     pub(super) server: Option<Server>,
     restart_at: u64,
     backoff_ms: u64,
@@ -86,6 +87,8 @@ pub struct Keeper {
     kept: Kept,
     lease_end: Option<u64>,
     pub(super) stop: Option<Stop>,
+    /// The job's command, once it was started.
+    pub(super) main: Option<Main>,
 }
 
 /// Runs until everything has ended; gives the exit code.
@@ -122,6 +125,7 @@ pub fn run(prepared: Prepared, lease_ms: Option<u64>) -> anyhow::Result<u8> {
         started: BTreeMap::new(),
         kept: Kept::default(),
         stop: None,
+        main: None,
     };
     loop {
         keeper.act();
@@ -152,6 +156,7 @@ impl Keeper {
         if self.stop.is_none() && self.server.is_none() && self.restart_at <= now {
             self.start_server(now);
         }
+        self.see_to_logger();
         self.continue_stop(now);
     }
 
@@ -334,6 +339,7 @@ impl Keeper {
             Request::Stop(grace_ms) => self.begin_stop(CODE_ASKED, grace_ms),
             Request::Forget(number) => self.kept.forget(number),
             Request::SignalAll(all) => self.signal_all(all),
+            Request::Main(main) => self.start_main(&main, files),
         }
     }
 
@@ -380,7 +386,9 @@ impl Keeper {
         let Ok(signal) = Signal::try_from(signal) else {
             return;
         };
-        let is_shell = |pid: &Pid| self.started.get(pid).is_some_and(|started| started.shell);
+        let is_script = |pid: &Pid| self.main.as_ref().is_some_and(|main| main.is_script(*pid));
+        let is_shell =
+            |pid: &Pid| self.started.get(pid).is_some_and(|started| started.shell) || is_script(pid);
         let mut all = self.others();
         all.retain(|pid| is_shell(pid) == shells);
         super::processes::signal_all(&all, &[signal]);
@@ -488,6 +496,8 @@ impl Keeper {
                 if let Some(server) = self.server.take() {
                     self.server_died(&server, &how);
                 }
+            } else if self.is_of_main(pid) {
+                self.reaped_main(pid, &exited);
             } else if let Some(Started {
                 terminal: Some(number),
                 ..

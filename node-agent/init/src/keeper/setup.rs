@@ -15,6 +15,7 @@ use nix::sys::stat::Mode;
 use prost::Message;
 
 use super::fence::Trial;
+use super::main_command::MainFiles;
 use super::{Options, accounts, privileges, say};
 use crate::{files, wire};
 
@@ -35,6 +36,8 @@ pub struct Prepared {
     pub lease_end: Option<u64>,
     /// How the fence stood its trial; none: nobody asked for one.
     pub fence: Option<FenceReport>,
+    /// Of a container that is there for a command.
+    pub main: Option<MainFiles>,
 }
 
 /// Bytes of randomness from which the host key is made.
@@ -70,6 +73,10 @@ pub fn prepare(options: &Options) -> anyhow::Result<Prepared> {
         .and_then(|mut random| random.read_exact(&mut seed))
         .context("reading /dev/urandom")?;
     let seed = files::sealed("carrel-host-key", &seed).context("keeping the host key")?;
+    let main = match config.main {
+        Some(_) => Some(MainFiles::make(&options.run_dir).context("making the files of the job's output")?),
+        None => None,
+    };
     let config =
         files::sealed("carrel-config", &config.encode_to_vec()).context("keeping the configuration")?;
 
@@ -96,6 +103,7 @@ pub fn prepare(options: &Options) -> anyhow::Result<Prepared> {
         config,
         lease_end,
         fence,
+        main,
     })
 }
 

@@ -142,21 +142,38 @@ pub fn spawn_server(prepared: &Prepared, link: &OwnedFd, told: &Inheritance) -> 
         })
         .collect();
     let inherited = [
-        (link, fds::KEEPER),
-        (&prepared.ssh, fds::SSH),
-        (&prepared.ctl, fds::CTL),
-        (&prepared.seed, fds::SEED),
-        (&prepared.config, fds::CONFIG),
+        (link.as_fd(), fds::KEEPER),
+        (prepared.ssh.as_fd(), fds::SSH),
+        (prepared.ctl.as_fd(), fds::CTL),
+        (prepared.seed.as_fd(), fds::SEED),
+        (prepared.config.as_fd(), fds::CONFIG),
     ];
+    spawn_self(&prepared.program, &arguments, &environment, &inherited)
+}
+
+/// Starts this program again, as the logger. The descriptors have the numbers of [`crate::logger::fds`].
+pub fn spawn_logger(program: &OwnedFd, files: &[(BorrowedFd<'_>, c_int)]) -> nix::Result<Pid> {
+    let arguments = [c"carrel-init".to_owned(), c"log".to_owned()];
+    spawn_self(program, &arguments, &[], files)
+}
+
+/// Starts this program again, with these descriptors at these numbers. It dies with process 1.
+fn spawn_self(
+    program: &OwnedFd,
+    arguments: &[CString],
+    environment: &[CString],
+    inherited: &[(BorrowedFd<'_>, c_int)],
+) -> nix::Result<Pid> {
     spawn_with(|| {
         let result = (|| -> nix::Result<Infallible> {
             // First out of the way of the numbers that they are to get.
-            let above = fds::CONFIG + 1;
+            let highest = inherited.iter().map(|(_, number)| *number).max();
+            let above = highest.unwrap_or(2) + 1;
             let moved = inherited
                 .iter()
                 .map(|(fd, number)| Ok((fcntl(fd, FcntlArg::F_DUPFD_CLOEXEC(above))?, *number)))
                 .collect::<nix::Result<Vec<_>>>()?;
-            let program = fcntl(&prepared.program, FcntlArg::F_DUPFD_CLOEXEC(above))?;
+            let program = fcntl(program, FcntlArg::F_DUPFD_CLOEXEC(above))?;
             for (fd, number) in moved {
                 place(fd, number)?;
             }
@@ -164,13 +181,13 @@ pub fn spawn_server(prepared: &Prepared, link: &OwnedFd, told: &Inheritance) -> 
             execveat(
                 borrow(&program),
                 c"",
-                &arguments,
-                &environment,
+                arguments,
+                environment,
                 AtFlags::AT_EMPTY_PATH,
             )
         })();
         let Err(error) = result;
-        super::say(&format!("cannot start the server: {}", error.desc()));
+        super::say(&format!("cannot start itself anew: {}", error.desc()));
         STATUS_CANNOT_EXECUTE
     })
 }

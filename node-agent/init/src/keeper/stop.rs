@@ -6,6 +6,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{Shutdown, shutdown};
 use nix::unistd::Pid;
 
+use super::main_command::Main;
 use super::run::Keeper;
 use super::{processes, say};
 use crate::clock::boot_ms;
@@ -43,11 +44,21 @@ impl Keeper {
         });
         self.tell_server(Some(Event::Stopping(true)));
         let all = self.others();
-        processes::signal_all(&all, &[Signal::SIGHUP, Signal::SIGCONT, Signal::SIGTERM]);
+        // A hangup tells shells that nobody is there. A job's command would only die of it.
+        let signals: &[Signal] = if self.main.is_some() {
+            &[Signal::SIGCONT, Signal::SIGTERM]
+        } else {
+            &[Signal::SIGHUP, Signal::SIGCONT, Signal::SIGTERM]
+        };
+        processes::signal_all(&all, signals);
     }
 
+    /// All but the server, and the logger that still has something to write.
     pub(super) fn others(&self) -> Vec<Pid> {
-        processes::below(self.server.as_ref().map(|server| server.pid))
+        let server = self.server.as_ref().map(|server| server.pid);
+        let logger = self.main.as_ref().and_then(Main::logger);
+        let spared: Vec<Pid> = server.into_iter().chain(logger).collect();
+        processes::below(&spared)
     }
 
     /// Goes on with the end, if one was asked for.
@@ -61,6 +72,8 @@ impl Keeper {
             if now >= stop.kill_at + SINGLE_KILLS_MS {
                 processes::kill_namespace();
             }
+        } else if self.is_logging(now, stop.kill_at) {
+            // The last of what was written.
         } else if let Some(until) = stop.goodbye_until {
             if now >= until
                 && let Some(server) = &self.server

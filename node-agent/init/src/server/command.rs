@@ -25,6 +25,8 @@ pub enum Run {
     Shell,
     /// A command line.
     Line(Vec<u8>),
+    /// A program with its arguments, as they are.
+    Program(Vec<Vec<u8>>),
 }
 
 /// What a command needs to know besides.
@@ -35,6 +37,8 @@ pub struct Context<'a> {
     pub workdir: &'a str,
     /// Of this channel, in the order in which they count.
     pub extra: Vec<(String, String)>,
+    /// It runs for somebody who came over SSH.
+    pub over_ssh: bool,
 }
 
 /// The command; an error is what the user is told, with exit status 127.
@@ -52,14 +56,16 @@ pub fn build(run: &Run, context: &Context<'_>) -> Result<Command, String> {
             let arguments = vec![shell.name.clone().into_bytes(), b"-c".to_vec(), line.clone()];
             (shell.path.clone().into_bytes(), arguments)
         }
+        (Run::Program(words), _) => {
+            let first = words.first().ok_or("carrel: there is no command\n")?;
+            let program = find_program(first, path_of(&environment))
+                .ok_or_else(|| format!("carrel: {}: not found\n", String::from_utf8_lossy(first)))?;
+            (program, words.clone())
+        }
         (Run::Line(line), None) => {
             let words = plain_words(line).ok_or(NO_SHELL)?;
             let first = words.first().ok_or(NO_SHELL)?;
-            let path = environment
-                .iter()
-                .find_map(|entry| entry.strip_prefix(b"PATH=".as_slice()))
-                .unwrap_or_default();
-            let program = find_program(first, path).ok_or_else(|| {
+            let program = find_program(first, path_of(&environment)).ok_or_else(|| {
                 format!(
                     "carrel: {}: not found (and this image has no shell)\n",
                     String::from_utf8_lossy(first)
@@ -119,6 +125,14 @@ fn plain_words(line: &[u8]) -> Option<Vec<Vec<u8>>> {
     (!words.first()?.contains(&b'=')).then_some(words)
 }
 
+/// The value of PATH.
+fn path_of(environment: &[Vec<u8>]) -> &[u8] {
+    let mut entries = environment.iter();
+    entries
+        .find_map(|entry| entry.strip_prefix(b"PATH=".as_slice()))
+        .unwrap_or_default()
+}
+
 fn find_program(name: &[u8], path: &[u8]) -> Option<Vec<u8>> {
     use std::ffi::OsStr;
     if name.contains(&b'/') {
@@ -148,9 +162,11 @@ fn environment(context: &Context<'_>, shell: &str) -> Vec<Vec<u8>> {
     set("USER", identity.name.clone());
     set("LOGNAME", identity.name.clone());
     set("SHELL", shell.to_owned());
-    // Programs ask whether they run over SSH; addresses are not known behind the relays.
-    set("SSH_CLIENT", "127.0.0.1 0 22".to_owned());
-    set("SSH_CONNECTION", "127.0.0.1 0 127.0.0.1 22".to_owned());
+    if context.over_ssh {
+        // Programs ask whether they run over SSH; addresses are not known behind the relays.
+        set("SSH_CLIENT", "127.0.0.1 0 22".to_owned());
+        set("SSH_CONNECTION", "127.0.0.1 0 127.0.0.1 22".to_owned());
+    }
     for (name, value) in &context.extra {
         set(name, value.clone());
     }
@@ -238,6 +254,7 @@ mod tests {
             env: &env,
             workdir: "",
             extra,
+            over_ssh: true,
         };
         let environment = environment(&context, "/bin/sh");
         let has = |entry: &str| environment.contains(&entry.as_bytes().to_vec());

@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
 
+use super::main_command;
 use super::shared::Shared;
 use crate::clock::boot_ms;
 use crate::wire;
@@ -39,10 +40,10 @@ pub async fn accept(
         };
         match accepted {
             Ok((stream, _)) => {
-                let (shared, ending) = (Arc::clone(&shared), ending.clone());
+                let (shared, ending, spawner) = (Arc::clone(&shared), ending.clone(), tasks.clone());
                 tasks.spawn(async move {
                     tokio::select! {
-                        result = serve(stream, &shared) => if let Err(error) = result {
+                        result = serve(stream, &shared, &spawner) => if let Err(error) = result {
                             info!(error = format!("{error:#}"), "control connection");
                         },
                         () = ending.cancelled() => {}
@@ -57,7 +58,7 @@ pub async fn accept(
     }
 }
 
-async fn serve(stream: UnixStream, shared: &Shared) -> anyhow::Result<()> {
+async fn serve(stream: UnixStream, shared: &Arc<Shared>, tasks: &TaskTracker) -> anyhow::Result<()> {
     let (mut from, mut to) = stream.into_split();
     // A status answers each request too: that is how an agent asks for the idle time.
     let answers = Notify::new();
@@ -72,7 +73,7 @@ async fn serve(stream: UnixStream, shared: &Shared) -> anyhow::Result<()> {
             let mut request = vec![0; length];
             from.read_exact(&mut request).await.context("reading a request")?;
             let request = InitRequest::decode(&request[..]).context("decoding a request")?;
-            take(request, shared).await?;
+            take(request, shared, tasks).await?;
             answers.notify_one();
         }
     };
@@ -101,7 +102,7 @@ async fn tell(to: &mut OwnedWriteHalf, shared: &Shared, answers: &Notify) -> io:
     }
 }
 
-async fn take(request: InitRequest, shared: &Shared) -> anyhow::Result<()> {
+async fn take(request: InitRequest, shared: &Arc<Shared>, tasks: &TaskTracker) -> anyhow::Result<()> {
     // The lease first: nothing else shall delay it.
     if let Some(left) = request.lease_remaining_ms {
         shared
@@ -120,6 +121,9 @@ async fn take(request: InitRequest, shared: &Shared) -> anyhow::Result<()> {
             .keep_config(&kept)
             .await
             .context("keeping the configuration")?;
+        // A user's file system that hangs shall not keep the agent from being heard.
+        let shared = Arc::clone(shared);
+        tasks.spawn(async move { main_command::see_to(&shared).await });
     }
     if let Some(grace_ms) = request.stop_grace_ms {
         shared.keeper.stop(grace_ms).await.context("stopping")?;

@@ -163,6 +163,11 @@ impl Keeper {
         self.send(Request::Forget(number), &[]).await
     }
 
+    /// Has the job's command started, with its files beside it, unless it was before.
+    pub async fn start_main(&self, main: wire::Main, files: &[OwnedFd]) -> io::Result<()> {
+        self.send(Request::Main(main), files).await
+    }
+
     /// Has a configuration kept for the next server.
     pub async fn keep_config(&self, config: &[u8]) -> io::Result<()> {
         let file = files::sealed("carrel-config", config)?;

@@ -13,6 +13,7 @@ mod deadline;
 mod forward;
 mod framed;
 mod keeper;
+mod main_command;
 mod pipes;
 mod pty;
 mod relay;
@@ -190,6 +191,8 @@ async fn serve(inherited: Inherited) -> anyhow::Result<()> {
         }
     });
     info!(restarts, "serving");
+    let begins = Arc::clone(&shared);
+    tasks.spawn(async move { main_command::see_to(&begins).await });
 
     shared.keeper.run(&shared).await;
     info!("the keeper is done");

@@ -98,6 +98,7 @@ pub fn command(
         env: &settings.config.env,
         workdir: &settings.config.workdir,
         extra: variables,
+        over_ssh: true,
     };
     command::build(run, &context)
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
-use carrel_proto::v1::{Identity, InitConfig};
+use carrel_proto::v1::{Identity, InitConfig, MainCommand};
 use prost::Message;
 use russh::keys::ssh_key::private::Ed25519Keypair;
 use russh::keys::{Certificate, PrivateKey};
@@ -72,6 +72,11 @@ impl Settings {
     pub fn with(&self, mut config: InitConfig) -> Self {
         config.identity.clone_from(&self.config.identity);
         config.root = self.config.root;
+        let go = config.main.is_some_and(|main| main.go);
+        config.main = self.config.main.clone().map(|main| MainCommand {
+            go: main.go || go,
+            ..main
+        });
         Self::new(config, self.host_key.clone())
     }
 

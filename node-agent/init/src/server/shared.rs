@@ -1,6 +1,6 @@
 //! What all connections share.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use carrel_proto::v1::{FenceReport, InitConfig, InitStatus};
@@ -26,6 +26,8 @@ pub struct Shared {
     changed: watch::Sender<()>,
     /// What everybody with a terminal was told last.
     notice: watch::Sender<String>,
+    /// This server has asked for the job's command.
+    begun: AtomicBool,
 }
 
 impl Shared {
@@ -46,6 +48,7 @@ impl Shared {
             active_at: AtomicU64::new(0),
             changed: watch::Sender::new(()),
             notice: watch::Sender::default(),
+            begun: AtomicBool::new(false),
         }
     }
 
@@ -71,6 +74,11 @@ impl Shared {
         *settings = Arc::new(settings.with(config));
         drop(settings);
         self.notify();
+    }
+
+    /// True once: for whoever is to ask for the job's command.
+    pub fn is_first_to_begin(&self) -> bool {
+        !self.begun.swap(true, Ordering::Relaxed)
     }
 
     /// Counts a connection as long as the guard lives.

@@ -1,0 +1,16 @@
+//! Ends what runs of a batch job, and queues it again.
+
+use carrel_core::broker::Input;
+use carrel_core::model::ids::JobId;
+use carrel_proto::v1::{GetJobRequest, Job};
+use tonic::Status;
+
+use super::Call;
+
+pub(super) async fn requeue_job(call: Call, request: GetJobRequest) -> Result<Job, Status> {
+    let id = JobId(request.id);
+    call.input(Input::RequeueJob(call.asker.caller.clone(), id))
+        .await?;
+    tracing::info!(job = id.0, "requeue wished");
+    call.job_message(id)
+}

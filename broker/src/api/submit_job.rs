@@ -1,0 +1,52 @@
+//! Queues a batch job.
+
+use carrel_core::broker::{Input, Reply, SubmitJob};
+use carrel_core::model::batch::{Output, Place};
+use carrel_core::model::start::StartWish;
+use carrel_proto::v1::{Job, SubmitJobRequest};
+use tonic::Status;
+
+use super::Call;
+use super::open_session::{MAX_REQUEST_KEY, spec, unreadable};
+use super::refuse::invalid;
+
+pub(super) async fn submit_job(call: Call, request: SubmitJobRequest) -> Result<Job, Status> {
+    if request.request_key.len() > MAX_REQUEST_KEY {
+        return Err(invalid(format!(
+            "a request key has at most {MAX_REQUEST_KEY} characters"
+        )));
+    }
+    let asked = request
+        .spec
+        .ok_or_else(|| invalid("the request does not say what the job runs on"))?;
+    let mut start: StartWish = request.start.unwrap_or_default().try_into().map_err(unreadable)?;
+    start.conditions = call.settled(start.conditions).await?;
+    let submit = SubmitJob {
+        name: request.name,
+        spec: spec(asked)?,
+        command: request.command,
+        script: request.script,
+        output: Output {
+            stdout: request.stdout,
+            stderr: request.stderr,
+            append: request.append,
+        },
+        submitted_from: Place {
+            host: request.submit_host,
+            directory: request.submit_dir,
+        },
+        requeue: request.requeue,
+        start,
+        request_key: request.request_key,
+    };
+    let input = Input::SubmitJob(call.asker.caller.clone(), Box::new(submit));
+    match call.input(input).await? {
+        Reply::Job(id) => {
+            tracing::info!(job = id.0, "submitted");
+            call.job_message(id)
+        }
+        Reply::Done | Reply::Session(..) | Reply::Told(_) | Reply::Deadline(_) => {
+            Err(Status::internal("the broker's core gave another answer"))
+        }
+    }
+}

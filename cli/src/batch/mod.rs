@@ -1,0 +1,371 @@
+//! What is asked of a batch job, and where it is said: on the command line, over the script's own lines, over the
+//! environment's `SBATCH_*`, over the defaults.
+
+pub mod directives;
+pub mod environment;
+pub mod script;
+
+use std::path::PathBuf;
+
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Args as _, FromArgMatches as _};
+
+use crate::request::RequestArgs;
+use crate::start::StartArgs;
+use crate::units::{self, GpuCount};
+
+/// What can be said on the command line and in a script alike, as sbatch has it.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct SubmitOptions {
+    /// Name of the job [default: the script's, or the command's]
+    #[arg(short = 'J', long, visible_alias = "job-name", value_name = "NAME")]
+    pub name: Option<String>,
+    /// File of its output, in the working directory unless it is absolute; patterns: %j %x %u %N, as sbatch has them; in a
+    /// script, --output [default: carrel-%j.out]
+    #[arg(short = 'o', long, value_name = "FILE")]
+    pub stdout: Option<String>,
+    /// File of what it writes to standard error [default: with its output]
+    #[arg(short = 'e', long, visible_alias = "error", value_name = "FILE")]
+    pub stderr: Option<String>,
+    /// What becomes of what the files hold [default: truncate, and append when the job runs again]
+    #[arg(long, value_name = "MODE")]
+    pub open_mode: Option<OpenMode>,
+    /// Which of this shell's variables it has: ALL (but for those that say where one is), NONE, or names, with values if
+    /// wanted: ALL,SEED=7 [default: ALL]
+    #[arg(long, value_name = "NAMES")]
+    pub export: Option<String>,
+    /// Queue it again when a node of it is lost; the default
+    #[arg(long, overrides_with = "no_requeue")]
+    pub requeue: bool,
+    /// Do not
+    #[arg(long, overrides_with = "requeue")]
+    pub no_requeue: bool,
+    /// Wait for its end, and exit with its exit code
+    #[arg(short = 'W', long)]
+    pub wait: bool,
+    /// Print the job's id and nothing else
+    #[arg(long)]
+    pub parsable: bool,
+    /// Say when it would start, on what, and what keeps it; submit nothing
+    #[arg(long)]
+    pub test_only: bool,
+    /// GPUs on each node, as Slurm writes them: gpu:h100:4
+    #[arg(long, value_name = "gpu[:MODEL]:K", value_parser = parse_gres, conflicts_with_all = ["gpus", "gpus_per_node"])]
+    pub gres: Option<GpuCount>,
+    /// What Slurm knows, and means nothing here.
+    #[command(flatten)]
+    pub noted: NotedArgs,
+    /// What is asked for.
+    #[command(flatten)]
+    pub request: RequestArgs,
+    /// When.
+    #[command(flatten)]
+    pub start: StartArgs,
+}
+
+/// Taken, with a note, so that a script need not be changed.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct NotedArgs {
+    #[arg(long, hide = true, value_name = "TYPE")]
+    mail_type: Option<String>,
+    #[arg(long, hide = true, value_name = "USER")]
+    mail_user: Option<String>,
+    #[arg(long, hide = true, value_name = "TEXT")]
+    comment: Option<String>,
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    get_user_env: Option<String>,
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    exclusive: Option<String>,
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    no_kill: Option<String>,
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    propagate: Option<String>,
+    #[arg(long, hide = true, value_name = "KIND")]
+    hint: Option<String>,
+    #[arg(long, hide = true, value_name = "KEY")]
+    wckey: Option<String>,
+}
+
+impl NotedArgs {
+    /// What is said of those that are there.
+    pub fn notes(&self) -> Vec<String> {
+        let given = [
+            ("--mail-type", &self.mail_type, "no mail is sent"),
+            ("--mail-user", &self.mail_user, "no mail is sent"),
+            ("--comment", &self.comment, "it is not kept"),
+            (
+                "--get-user-env",
+                &self.get_user_env,
+                "a login's variables are not read",
+            ),
+            (
+                "--exclusive",
+                &self.exclusive,
+                "nodes are shared; CPUs and GPUs of a job are its own in any case",
+            ),
+            ("--no-kill", &self.no_kill, "a job ends with its nodes"),
+            (
+                "--propagate",
+                &self.propagate,
+                "limits are those of the container",
+            ),
+            ("--hint", &self.hint, "CPUs are chosen near to the GPUs"),
+            ("--wckey", &self.wckey, "use is counted on accounts"),
+        ];
+        let given = given.into_iter().filter(|(_, value, _)| value.is_some());
+        given
+            .map(|(option, _, why)| format!("{option} is ignored: {why}"))
+            .collect()
+    }
+}
+
+/// What becomes of what an output file holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum OpenMode {
+    /// It is lost
+    #[value(alias = "t")]
+    Truncate,
+    /// The output comes after it
+    #[value(alias = "a")]
+    Append,
+}
+
+/// `gpu`, `gpu:4`, `gpu:h100:4`; as in Slurm one is meant where no number is said.
+fn parse_gres(text: &str) -> Result<GpuCount, String> {
+    match text {
+        "gpu" => units::parse_gpus("1"),
+        "none" => Err("leave it out to ask for no GPUs".to_owned()),
+        _ if text.contains(',') => Err("one kind of GPUs is asked for at a time".to_owned()),
+        _ => match text.strip_prefix("gpu:") {
+            Some(rest) => units::parse_gpus(rest).or_else(|_| units::parse_gpus(&format!("{rest}:1"))),
+            None => Err("of Slurm's generic resources there are GPUs: gpu:4, gpu:h100:4".to_owned()),
+        },
+    }
+}
+
+impl SubmitOptions {
+    /// Takes over what is given in one place, over what was said in others before.
+    ///
+    /// # Errors
+    /// What was given contradicts itself.
+    pub fn take(&mut self, given: &ArgMatches) -> Result<(), clap::Error> {
+        let before = self.clone();
+        self.update_from_arg_matches(given)?;
+        let is_given = |id: &str| given.value_source(id) == Some(ValueSource::CommandLine);
+        // A flag that is not given here is as it was.
+        let either = |id: &str, not: &str, was: bool| is_given(id) || was && !is_given(not);
+        let flag = |id: &str, was: bool| is_given(id) || was;
+        self.requeue = either("requeue", "no_requeue", before.requeue);
+        self.no_requeue = either("no_requeue", "requeue", before.no_requeue);
+        self.wait = flag("wait", before.wait);
+        self.parsable = flag("parsable", before.parsable);
+        self.test_only = flag("test_only", before.test_only);
+        self.start.hold = flag("hold", before.start.hold);
+        let (request, was) = (&mut self.request, before.request);
+        request.root = either("root", "no_root", was.root);
+        request.no_root = either("no_root", "root", was.no_root);
+        request.nvlink = flag("nvlink", was.nvlink);
+        request.constraints.contiguous = flag("contiguous", was.constraints.contiguous);
+        if is_given("env") {
+            request.env.splice(0..0, was.env);
+        }
+        if is_given("mount") {
+            request.mount.splice(0..0, was.mount);
+        }
+        self.drop_overruled(is_given);
+        Ok(())
+    }
+
+    /// Of options that say the same in different ways, those count that are given in the last place.
+    fn drop_overruled(&mut self, is_given: impl Fn(&str) -> bool) {
+        let request = &mut self.request;
+        if ["gpus", "gpus_per_node", "gres"].iter().any(|id| is_given(id)) {
+            request.gpus = request.gpus.take().filter(|_| is_given("gpus"));
+            request.gpus_per_node = request.gpus_per_node.take().filter(|_| is_given("gpus_per_node"));
+            self.gres = self.gres.take().filter(|_| is_given("gres"));
+        }
+        if ["cpus", "cpus_per_task", "cpus_per_gpu"]
+            .iter()
+            .any(|id| is_given(id))
+        {
+            let tasks = &mut request.tasks;
+            request.cpus = request.cpus.filter(|_| is_given("cpus"));
+            tasks.cpus_per_task = tasks.cpus_per_task.filter(|_| is_given("cpus_per_task"));
+            tasks.cpus_per_gpu = tasks.cpus_per_gpu.filter(|_| is_given("cpus_per_gpu"));
+        }
+        if ["mem", "mem_per_cpu", "mem_per_gpu"]
+            .iter()
+            .any(|id| is_given(id))
+        {
+            let tasks = &mut request.tasks;
+            request.mem = request.mem.filter(|_| is_given("mem"));
+            tasks.mem_per_cpu = tasks.mem_per_cpu.filter(|_| is_given("mem_per_cpu"));
+            tasks.mem_per_gpu = tasks.mem_per_gpu.filter(|_| is_given("mem_per_gpu"));
+        }
+        if is_given("prefer") {
+            request.nvlink = false;
+        } else if is_given("nvlink") {
+            request.constraints.prefer = None;
+        }
+    }
+
+    /// Reads options that stand somewhere else than on the command line.
+    ///
+    /// # Errors
+    /// What is wrong with them, in one line.
+    pub fn read(&mut self, words: &[String]) -> Result<(), String> {
+        let command = clap::Command::new("carrel submit")
+            .no_binary_name(true)
+            .disable_help_flag(true)
+            .infer_long_args(true)
+            .args_override_self(true);
+        let words = name_output(words, false);
+        let given = Self::augment_args(command).try_get_matches_from(words);
+        given
+            .and_then(|given| self.take(&given))
+            .map_err(|error| in_one_line(&error))
+    }
+
+    /// What is asked for, GPUs in all spellings.
+    pub fn request(&self) -> RequestArgs {
+        let mut request = self.request.clone();
+        if let Some(gres) = &self.gres {
+            request.gpus_per_node = Some(gres.clone());
+        }
+        request
+    }
+
+    /// The working directory: as asked for, or where this runs.
+    pub fn workdir(&self, here: &std::path::Path) -> PathBuf {
+        // A relative one is in this one.
+        here.join(self.request.workdir.as_deref().unwrap_or_default())
+    }
+}
+
+/// sbatch calls the output's file `--output`, which on our command lines says how data is printed: with `formats` what
+/// names a format is one.
+pub fn name_output(words: &[String], formats: bool) -> Vec<String> {
+    let is_format = |value: &str| formats && matches!(value, "json" | "text");
+    let mut named = Vec::with_capacity(words.len());
+    let mut words = words.iter().peekable();
+    while let Some(word) = words.next() {
+        match word.strip_prefix("--output") {
+            Some("") if words.peek().is_some_and(|value| !is_format(value)) => {
+                named.push("--stdout".to_owned());
+            }
+            Some(rest) if rest.strip_prefix('=').is_some_and(|value| !is_format(value)) => {
+                named.push(format!("--stdout{rest}"));
+            }
+            _ => named.push(word.clone()),
+        }
+    }
+    named
+}
+
+/// The first paragraph of what clap says, less "error:" and how to write it right.
+fn in_one_line(error: &clap::Error) -> String {
+    use clap::error::{ContextKind, ContextValue, ErrorKind};
+    if error.kind() == ErrorKind::UnknownArgument
+        && let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg)
+        && option.starts_with('-')
+    {
+        return format!("there is no option {option}");
+    }
+    let text = error.to_string();
+    let text = text.split("\n\n").next().unwrap_or_default();
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let text = words.join(" ");
+    text.strip_prefix("error: ").unwrap_or(&text).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn layers(layers: &[&str]) -> SubmitOptions {
+        let mut options = SubmitOptions::default();
+        for layer in layers {
+            let words: Vec<String> = layer.split_whitespace().map(str::to_owned).collect();
+            options.read(&words).expect(layer);
+        }
+        options
+    }
+
+    #[test]
+    fn what_is_said_later_counts_and_the_rest_stays() {
+        let options = layers(&[
+            "-J one -N 2 --requeue --env A=1 --output=x.out -t 10",
+            "--job-name two --no-requeue --env B=2 --nvlink",
+            "-t 5 --hold",
+        ]);
+        assert_eq!(options.name.as_deref(), Some("two"));
+        assert_eq!(options.stdout.as_deref(), Some("x.out"));
+        assert_eq!(options.request.nodes, Some(2));
+        assert!(options.no_requeue && !options.requeue && options.request.nvlink && options.start.hold);
+        let env: Vec<&str> = options.request.env.iter().map(|one| one.name.as_str()).collect();
+        assert_eq!(env, ["A", "B"]);
+        assert_eq!(options.request.time.map(|time| time.as_secs()), Some(300));
+    }
+
+    #[test]
+    fn ways_to_say_the_same_overrule_each_other() {
+        let options = layers(&[
+            "--gres=gpu:h100:4 --mem 4G -c 2",
+            "--gpus 2 --mem-per-cpu 1G --cpus 3",
+        ]);
+        assert!(options.gres.is_none() && options.request.gpus.is_some());
+        assert!(options.request.mem.is_none() && options.request.tasks.mem_per_cpu.is_some());
+        assert!(options.request.cpus.is_some() && options.request.tasks.cpus_per_task.is_none());
+        let gpus = layers(&["--gpus 2", "--gres gpu"]).request();
+        assert_eq!(
+            (gpus.gpus, gpus.gpus_per_node.map(|gpus| gpus.count)),
+            (None, Some(1))
+        );
+        assert_eq!(
+            layers(&["--gres gpu:a100"])
+                .request()
+                .gpus_per_node
+                .map(|gpus| gpus.model),
+            Some("a100".to_owned())
+        );
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_in_one_line() {
+        for (words, part) in [
+            ("--nonsense=3", "there is no option --nonsense"),
+            ("-Z", "there is no option -Z"),
+            ("--time never", "'never'"),
+            ("--gres=license:2", "GPUs"),
+            ("--gpus 1 --gpus-per-node 1", "cannot be used with"),
+            ("job.sh", "'job.sh'"),
+        ] {
+            let words: Vec<String> = words.split_whitespace().map(str::to_owned).collect();
+            let said = SubmitOptions::default().read(&words).expect_err("wrong");
+            assert!(said.contains(part) && !said.contains('\n'), "{said}");
+        }
+    }
+
+    #[test]
+    fn an_output_that_is_no_format_is_a_file() {
+        let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        assert_eq!(
+            name_output(&words("--output=a --output json"), true),
+            words("--stdout=a --output json")
+        );
+        assert_eq!(
+            name_output(&words("--output json -o x"), false),
+            words("--stdout json -o x")
+        );
+        assert_eq!(name_output(&words("--output"), true), words("--output"));
+    }
+
+    #[test]
+    fn what_means_nothing_here_is_noted() {
+        let notes = layers(&["--mail-type=ALL --mail-user a@b --exclusive"])
+            .noted
+            .notes();
+        assert_eq!(notes.len(), 3);
+        assert!(notes[0].starts_with("--mail-type is ignored"), "{notes:?}");
+    }
+}

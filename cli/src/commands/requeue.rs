@@ -1,0 +1,45 @@
+//! `carrel requeue`: batch jobs that run, from their beginning.
+
+use carrel_proto::v1;
+
+use crate::context::Context;
+use crate::error::{CliError, Result};
+use crate::terminal::{say, show_error};
+use crate::{output, view};
+
+/// End what runs of batch jobs, and queue them again.
+///
+/// A job gets SIGTERM and the cluster's time of grace, as if it were cancelled, and waits again with the same number and
+/// age. SLURM_RESTART_COUNT says how often it was.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = "Examples:\n  carrel requeue 17")]
+pub struct RequeueArgs {
+    /// Job ids
+    #[arg(value_name = "JOB", required = true)]
+    pub jobs: Vec<u64>,
+}
+
+/// Runs the verb: each one, whatever happens to the others.
+pub async fn run(context: &Context, args: RequeueArgs) -> Result<u8> {
+    let mut client = context.client().await?;
+    let (mut done, mut failure): (Vec<v1::Job>, Option<CliError>) = (Vec::new(), None);
+    for id in args.jobs {
+        match client.requeue_job(v1::GetJobRequest { id }).await {
+            Ok(job) => {
+                if !context.json() {
+                    say(format_args!("carrel: job {id} is queued again"));
+                }
+                done.push(job.into_inner());
+            }
+            Err(status) => {
+                if let Some(earlier) = failure.replace(status.into()) {
+                    show_error(&earlier);
+                }
+            }
+        }
+    }
+    if context.json() {
+        output::json(&done.into_iter().map(view::Job::from).collect::<Vec<_>>())?;
+    }
+    failure.map_or(Ok(0), Err)
+}

@@ -1,0 +1,305 @@
+//! `carrel submit`: batch jobs.
+
+use std::path::Path;
+
+use carrel_proto::v1;
+
+use crate::batch::{SubmitOptions, directives, environment, script};
+use crate::connect::Client;
+use crate::context::Context;
+use crate::error::{CliError, Context as _, Result};
+use crate::signals::Signals;
+use crate::terminal::{is_interactive, say};
+use crate::{batch, output, plan, request, view, wait};
+
+/// Queue a batch job: a script, or a command.
+///
+/// It runs by itself, on its first node, once its resources are free. SCRIPT is taken as it is now. Its lines that begin
+/// with #SBATCH or #CARREL, before its first command, hold options; what the command line says counts over them, and
+/// they count over the environment's SBATCH_* variables. Without SCRIPT or CMD the script is read from the standard
+/// input. The job's output goes to a file in its working directory, and `carrel logs` shows it from anywhere.
+#[derive(Clone, Debug, clap::Args)]
+#[command(
+    args_override_self = true,
+    after_help = "Examples:\n  \
+    carrel submit train.sh                      with the options in its #SBATCH lines\n  \
+    carrel submit --gpus 4 -t 4h train.sh --lr 3   ARGS after SCRIPT are the script's\n  \
+    carrel submit --gpus 1 -- python train.py   a command\n  \
+    carrel submit --wrap 'make && ./run' -W     a line for the shell; wait, and exit with its code\n  \
+    JOB=$(carrel submit --parsable a.sh) && carrel submit -d afterok:$JOB b.sh\n  \
+    carrel submit -N2 --gpus-per-node 8 --test-only train.sh"
+)]
+pub struct SubmitArgs {
+    /// A command line for the shell, in place of a script
+    #[arg(long, value_name = "LINE", conflicts_with = "what")]
+    pub wrap: Option<String>,
+    /// What can stand in a script, too.
+    #[command(flatten)]
+    pub options: SubmitOptions,
+    /// The script and its arguments; or, after --, a command and its arguments
+    #[arg(value_name = "SCRIPT [ARGS] | -- CMD [ARGS]", trailing_var_arg = true)]
+    pub what: Vec<String>,
+    /// What of these was given: it counts over what a script says.
+    #[arg(skip)]
+    pub given: clap::ArgMatches,
+}
+
+/// Stands after "--" where a command is meant and no script: what clap leaves out of what it gives.
+const COMMAND_MARK: &str = "\u{1}command";
+
+/// What is to be run.
+#[derive(Debug, PartialEq, Eq)]
+enum What {
+    /// A script's text, its arguments, and what it is called.
+    Script(String, Vec<String>, String),
+    Command(Vec<String>),
+}
+
+/// Prepares a command line for parsing, if it is this verb's: marks a command, and tells the name of the output's file
+/// from how data is printed.
+pub fn prepare(args: Vec<String>) -> Vec<String> {
+    let Some(verb) = verb_of(&args).filter(|at| args[*at] == "submit") else {
+        return args;
+    };
+    let end = args.iter().position(|arg| arg == "--").unwrap_or(args.len());
+    let mut prepared = args[..=verb].to_vec();
+    prepared.extend(batch::name_output(&args[verb + 1..end.max(verb + 1)], true));
+    if end < args.len() {
+        prepared.extend(["--".to_owned(), COMMAND_MARK.to_owned()]);
+        prepared.extend_from_slice(&args[end + 1..]);
+    }
+    prepared
+}
+
+/// Where the verb stands: the first word that is neither an option nor the value of one.
+fn verb_of(args: &[String]) -> Option<usize> {
+    let mut at = 1;
+    while let Some(arg) = args.get(at) {
+        match arg.as_str() {
+            "--broker" | "--output" => at += 2,
+            other if other.starts_with('-') => at += 1,
+            _ => return Some(at),
+        }
+    }
+    None
+}
+
+/// Runs the verb.
+pub async fn run(context: &Context, args: SubmitArgs) -> Result<u8> {
+    let own = environment::own();
+    let here = std::env::current_dir().context("cannot find the working directory")?;
+    let what = what(&args)?;
+    let mut options = SubmitOptions::default();
+    environment::take(&mut options, &own)?;
+    let mut notes = Vec::new();
+    if let What::Script(text, _, name) = &what {
+        notes = directives::take(&mut options, text, name)?;
+    }
+    options
+        .take(&args.given)
+        .map_err(|error| CliError::usage(error.to_string()))?;
+    notes.extend(options.noted.notes());
+    for note in notes {
+        say(format_args!("carrel: {note}"));
+    }
+    let spec = spec(context, &options, &here, &own)?;
+    let mut client = context.client().await?;
+    if options.test_only {
+        let plan = plan::of(&mut client, &spec).await?;
+        return if context.json() {
+            output::json(&view::Plan::from(plan))
+        } else {
+            output::text(plan::text(&plan))
+        }
+        .map(|()| 0);
+    }
+    let job = wait::submit_job(&mut client, message(&options, what, spec, &here)).await?;
+    if options.parsable {
+        output::text(format_args!("{}\n", job.id))?;
+    } else if context.json() && !options.wait {
+        output::json(&view::Job::from(job.clone()))?;
+    } else if !context.json() {
+        output::text(format_args!("Submitted batch job {}\n", job.id))?;
+    }
+    if !options.wait {
+        return Ok(0);
+    }
+    let job = until_over(&mut client, job).await?;
+    let Some(job) = job else { return Ok(130) };
+    if context.json() && !options.parsable {
+        output::json(&view::Job::from(job.clone()))?;
+    }
+    Ok(exit_code(&job))
+}
+
+/// The job once it is over; none: the person left, and it goes on.
+async fn until_over(client: &mut Client, job: v1::Job) -> Result<Option<v1::Job>> {
+    let mut signals = Signals::catch()?;
+    let id = job.id;
+    tokio::select! {
+        over = wait::until_over(client, id) => over.map(Some),
+        _ = signals.next() => {
+            say(format_args!("carrel: job {id} goes on; `carrel cancel {id}` ends it"));
+            Ok(None)
+        }
+    }
+}
+
+/// The exit code of a job that is over: its own, or 1 where it has none and did not end well.
+fn exit_code(job: &v1::Job) -> u8 {
+    if job.state() == v1::JobState::Completed {
+        return 0;
+    }
+    say(format_args!("carrel: {}", wait::ending(job)));
+    let code = job.exit_code.filter(|code| *code != 0);
+    code.map_or(1, |code| u8::try_from(code).unwrap_or(1))
+}
+
+/// Reads what is to be run.
+fn what(args: &SubmitArgs) -> Result<What> {
+    if let Some(line) = &args.wrap {
+        return Ok(What::Script(script::wrapped(line), Vec::new(), "wrap".to_owned()));
+    }
+    let mut words = args.what.clone();
+    match words.iter().position(|word| word == COMMAND_MARK) {
+        Some(0) => {
+            words.remove(0);
+            if words.is_empty() {
+                return Err(CliError::usage("there is no command after --"));
+            }
+            return Ok(What::Command(words));
+        }
+        // Of a script's arguments.
+        Some(at) if words[at - 1] == "--" => drop(words.remove(at)),
+        Some(at) => "--".clone_into(&mut words[at]),
+        None => {}
+    }
+    if words.is_empty() {
+        if is_interactive() {
+            return Err(CliError::usage("there is nothing to run")
+                .hint("name a script, or write a command after --: carrel submit -- python train.py"));
+        }
+        return Ok(What::Script(
+            script::from_stdin()?,
+            Vec::new(),
+            "script".to_owned(),
+        ));
+    }
+    let path = words.remove(0);
+    Ok(What::Script(script::from_file(Path::new(&path))?, words, path))
+}
+
+/// What the job runs on and in.
+fn spec(
+    context: &Context,
+    options: &SubmitOptions,
+    here: &Path,
+    own: &std::collections::BTreeMap<String, String>,
+) -> Result<v1::SessionSpec> {
+    let base = v1::SessionSpec {
+        image: context.config.image.clone().unwrap_or_default(),
+        ..Default::default()
+    };
+    let request = options.request();
+    let mut spec = request.over(base)?;
+    let workdir = options.workdir(here);
+    let workdir = workdir
+        .to_str()
+        .ok_or_else(|| CliError::usage(format!("{} is no UTF-8 text", workdir.display())))?;
+    // "/home/alice/" joined with nothing.
+    spec.workdir = match workdir.trim_end_matches('/') {
+        "" => "/".to_owned(),
+        path => path.to_owned(),
+    };
+    let nodes = spec.resources.as_ref().map_or(1, |resources| resources.nodes);
+    let exported = environment::exported(options.export.as_deref(), own)?;
+    let exported = exported
+        .into_iter()
+        .map(|(name, value)| v1::EnvVar { name, value });
+    let mut env: Vec<v1::EnvVar> = exported.collect();
+    // What is said with --env counts over what is exported.
+    env.extend(environment::of_tasks(&request.tasks, nodes));
+    env.append(&mut spec.env);
+    spec.env = env;
+    Ok(spec)
+}
+
+fn message(options: &SubmitOptions, what: What, spec: v1::SessionSpec, here: &Path) -> v1::SubmitJobRequest {
+    let (name, script, command) = match what {
+        What::Script(text, arguments, name) => (name, Some(text), arguments),
+        What::Command(command) => (command.first().cloned().unwrap_or_default(), None, command),
+    };
+    let base = Path::new(&name)
+        .file_name()
+        .map(|name| name.to_string_lossy().into_owned());
+    let host = nix::unistd::gethostname().unwrap_or_default();
+    v1::SubmitJobRequest {
+        name: options.name.clone().or(base).unwrap_or(name),
+        spec: Some(spec),
+        command,
+        script,
+        stdout: options.stdout.clone().unwrap_or_default(),
+        stderr: options.stderr.clone().unwrap_or_default(),
+        append: options.open_mode.map(|mode| mode == batch::OpenMode::Append),
+        requeue: !options.no_requeue,
+        start: options.start.wish(),
+        submit_host: host.to_string_lossy().into_owned(),
+        submit_dir: here.to_string_lossy().into_owned(),
+        request_key: request::new_key(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    fn parse(line: &str) -> SubmitArgs {
+        let args = line.split_whitespace().map(std::ffi::OsString::from).collect();
+        match crate::components::parse(args).expect(line).command {
+            Command::Submit(args) => *args,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_command_is_told_from_a_script_with_its_arguments() {
+        let command = |line| match what(&parse(line)).expect(line) {
+            What::Command(command) => command,
+            What::Script(..) => panic!("{line}: a script"),
+        };
+        assert_eq!(
+            command("carrel submit --gpus 1 -- echo -n x"),
+            ["echo", "-n", "x"]
+        );
+        assert_eq!(command("carrel submit -- a -- b"), ["a", "--", "b"]);
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("job.sh");
+        std::fs::write(&path, "#!/bin/sh\n").expect("written");
+        let script = |rest: &str| match what(&parse(&format!("carrel submit -N2 {} {rest}", path.display())))
+        {
+            Ok(What::Script(_, arguments, _)) => arguments,
+            other => panic!("{rest}: {other:?}"),
+        };
+        assert_eq!(script("-N 7 --gpus x"), ["-N", "7", "--gpus", "x"]);
+        assert_eq!(script("a -- b"), ["a", "--", "b"]);
+        assert_eq!(script("a : b"), ["a", ":", "b"]);
+        assert!(what(&parse("carrel submit --")).is_err());
+    }
+
+    #[test]
+    fn the_command_line_counts_over_the_script() {
+        let args =
+            parse("carrel --output json submit --output=yours.out --output=mine.out -t 7 -t 5 -- true");
+        let mut options = SubmitOptions::default();
+        let script = "#!/bin/sh\n#SBATCH --output=other.out -N 2 --time=10\n";
+        directives::take(&mut options, script, "job.sh").expect("understood");
+        options.take(&args.given).expect("taken");
+        assert_eq!(options.stdout.as_deref(), Some("mine.out"));
+        assert_eq!(options.request.nodes, Some(2));
+        assert_eq!(options.request.time.map(|time| time.as_secs()), Some(300));
+        assert!(Cli::try_parse_from(["carrel", "submit", "--output=mine.out", "x"]).is_err());
+    }
+}
