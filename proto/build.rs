@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-const FILES: [&str; 9] = [
+const FILES: [&str; 10] = [
     "carrel/v1/types.proto",
     "carrel/v1/init.proto",
     "carrel/v1/terminal.proto",
@@ -10,6 +10,7 @@ const FILES: [&str; 9] = [
     "carrel/v1/gateway.proto",
     "carrel/v1/queue.proto",
     "carrel/v1/history.proto",
+    "carrel/v1/reservation.proto",
     "carrel/v1/broker.proto",
     "carrel/v1/signin.proto",
 ];

@@ -143,6 +143,7 @@ impl RequestArgs {
             ("--account", self.terms.account.is_some()),
             ("--qos", self.terms.qos.is_some()),
             ("--partition", self.terms.partition.is_some()),
+            ("--reservation", self.terms.reservation.is_some()),
             ("--nice", self.terms.nice.is_some()),
         ];
         given.into_iter().find(|(_, given)| *given).map(|(flag, _)| flag)

@@ -32,7 +32,8 @@ impl StartArgs {
     }
 }
 
-fn parse_begin(text: &str) -> Result<i64, String> {
+/// Unix milliseconds of a time as Slurm writes it.
+pub fn parse_begin(text: &str) -> Result<i64, String> {
     times::to_come(text, times::now_ms())
 }
 

@@ -27,6 +27,7 @@ mod open;
 mod placement;
 mod processes;
 mod queue;
+mod reservations;
 mod resume;
 mod root;
 mod sandbox;

@@ -1,5 +1,7 @@
 //! What users see of the state, as messages.
 
+use std::sync::Arc;
+
 use carrel_core::broker::{
     State, node_state, node_view, output_files, queue_position, rank_detail, session_state, state_reason,
 };
@@ -9,6 +11,7 @@ use carrel_core::model::gpu_unit::{GpuUnit, Isolation, Slice};
 use carrel_core::model::ids::{JobId, NodeName, UserName};
 use carrel_core::model::job::{Job, JobState, Phase, Placed};
 use carrel_core::model::node::ObservedJob;
+use carrel_core::model::reservation::{Reservation, Span};
 use carrel_core::model::resources::{NodeAllocation, UnitRequest};
 use carrel_core::model::session::{Session, Share};
 use carrel_core::model::time::Timestamp;
@@ -257,7 +260,20 @@ pub fn node(state: &State, name: &NodeName) -> v1::Node {
         features: record
             .map(|record| record.offer().features.iter().cloned().collect())
             .unwrap_or_default(),
+        reservations: reservations(state, name),
     }
+}
+
+fn reservations(state: &State, name: &NodeName) -> Vec<v1::NodeReservation> {
+    let all = state.reservations_on(name, state.ticked).into_iter();
+    let message = |(span, one): (Span, Arc<Reservation>)| v1::NodeReservation {
+        name: one.name.to_string(),
+        start_ms: span.start.millis(),
+        end_ms: span.end.millis(),
+        maintenance: one.maintenance,
+        partial: one.parts.is_some(),
+    };
+    all.map(message).collect()
 }
 
 fn holders(jobs: Vec<(JobId, Slice)>) -> v1::GpuHolders {

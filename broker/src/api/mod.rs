@@ -12,6 +12,7 @@ mod create_node_token;
 mod edit_account;
 mod edit_partition;
 mod edit_qos;
+mod edit_reservation;
 mod end_found;
 mod environment;
 mod explain_job;
@@ -28,6 +29,7 @@ mod list_nodes;
 mod list_partitions;
 mod list_qos;
 mod list_queue;
+mod list_reservations;
 mod list_sessions;
 mod list_ssh_keys;
 mod list_tokens;
@@ -269,4 +271,6 @@ calls! {
     list_qos ListQos: ListQosRequest -> ListQosResponse;
     edit_partition EditPartition: EditPartitionRequest -> EditResponse;
     list_partitions ListPartitions: ListPartitionsRequest -> ListPartitionsResponse;
+    edit_reservation EditReservation: EditReservationRequest -> EditResponse;
+    list_reservations ListReservations: ListReservationsRequest -> ListReservationsResponse;
 }

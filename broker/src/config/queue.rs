@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use carrel_core::broker::{HeadroomSettings, PreemptionSettings, QueueSettings};
+use carrel_core::broker::{HeadroomSettings, PreemptionSettings, QueueSettings, ReservationSettings};
 use carrel_core::queue::Weights;
 use carrel_core::queue::priority::MAX_WEIGHT;
 use serde::{Deserialize, Serialize};
@@ -40,6 +40,8 @@ pub struct QueueConfig {
     preemption: PreemptionConfig,
     /// What is kept for interactive jobs.
     headroom: HeadroomConfig,
+    /// What users may reserve.
+    reservations: ReservationsConfig,
     /// What GPUs count as; the first that matches counts.
     gpu_weights: Vec<GpuWeight>,
 }
@@ -132,6 +134,34 @@ impl HeadroomConfig {
     }
 }
 
+/// `[queue.reservations]`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct ReservationsConfig {
+    /// GPUs in all reservations of one user; 0: operators alone reserve.
+    gpus: u32,
+    /// For so long at most.
+    time: Span,
+    /// Beginning in so long at most.
+    ahead: Span,
+}
+
+impl ReservationsConfig {
+    fn of(settings: &ReservationSettings) -> Self {
+        Self {
+            gpus: settings.gpus,
+            time: Span(settings.time),
+            ahead: Span(settings.ahead),
+        }
+    }
+}
+
+impl Default for ReservationsConfig {
+    fn default() -> Self {
+        Self::of(&ReservationSettings::default())
+    }
+}
+
 /// `[queue.weights]`
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -220,6 +250,7 @@ impl QueueConfig {
             weights: WeightsConfig::of(&settings.weights),
             preemption: PreemptionConfig::of(&settings.preemption),
             headroom: HeadroomConfig::of(&settings.headroom),
+            reservations: ReservationsConfig::of(&settings.reservations),
             gpu_weights: weights.collect(),
         }
     }
@@ -289,6 +320,11 @@ impl QueueConfig {
                 ceiling_percent: self.headroom.ceiling_percent,
                 blocking_milli: self.headroom.blocking.0,
                 half_life: self.headroom.half_life.0,
+            },
+            reservations: ReservationSettings {
+                gpus: self.reservations.gpus,
+                time: self.reservations.time.0,
+                ahead: self.reservations.ahead.0,
             },
         }
     }

@@ -35,6 +35,9 @@ pub(super) fn load(store: &Store) -> Result<Vec<Change>, StoreError> {
     bodies(store, "partitions", |partition| {
         changes.push(Change::PutPartition(Arc::new(partition)));
     })?;
+    bodies(store, "reservations", |reservation| {
+        changes.push(Change::PutReservation(Arc::new(reservation)));
+    })?;
     bodies(store, "sessions", |session| {
         changes.push(Change::PutSession(Arc::new(session)));
     })?;

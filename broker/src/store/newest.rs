@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use carrel_core::broker::Change;
 use carrel_core::model::ids::{
-    AccountName, JobId, JobKey, NodeName, PartitionName, QosName, SessionId, UserName,
+    AccountName, JobId, JobKey, NodeName, PartitionName, QosName, ReservationName, SessionId, UserName,
 };
 use carrel_core::queue::past::PastKey;
 
@@ -26,6 +26,7 @@ enum Entity<'a> {
     Person(&'a UserName),
     Qos(&'a QosName),
     Partition(&'a PartitionName),
+    Reservation(&'a ReservationName),
 }
 
 /// None for what is not an entity: every record of a log is written.
@@ -56,6 +57,8 @@ fn entity(change: &Change) -> Option<Entity<'_>> {
         Change::DeleteQos(name) => Entity::Qos(name),
         Change::PutPartition(partition) => Entity::Partition(&partition.name),
         Change::DeletePartition(name) => Entity::Partition(name),
+        Change::PutReservation(reservation) => Entity::Reservation(&reservation.name),
+        Change::DeleteReservation(name) => Entity::Reservation(name),
         Change::Audit(_) | Change::TrimAudit(..) => return None,
     })
 }

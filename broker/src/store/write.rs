@@ -184,6 +184,13 @@ pub(super) fn write(transaction: &Transaction<'_>, change: &Change) -> Result<()
         Change::DeletePartition(name) => {
             run("DELETE FROM partitions WHERE name = ?1", params![name.as_str()])
         }
+        Change::PutReservation(reservation) => run(
+            "INSERT OR REPLACE INTO reservations (name, body) VALUES (?1, ?2)",
+            params![reservation.name.as_str(), body(reservation)?],
+        ),
+        Change::DeleteReservation(name) => {
+            run("DELETE FROM reservations WHERE name = ?1", params![name.as_str()])
+        }
         Change::Audit(record) => run(
             "INSERT INTO audit (at_ms, user, origin, action, subject, outcome, detail)
              VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",

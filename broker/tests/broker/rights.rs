@@ -63,6 +63,8 @@ pub async fn make(client: &mut TokenClient, call: Call) -> Option<Status> {
         ListQos list_qos;
         EditPartition edit_partition;
         ListPartitions list_partitions;
+        EditReservation edit_reservation;
+        ListReservations list_reservations;
         ReadAudit read_audit;
     }
 }

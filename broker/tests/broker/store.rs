@@ -22,6 +22,7 @@ use carrel_core::model::job::{
 use carrel_core::model::node::NodeRecord;
 use carrel_core::model::partition::{NodeSet, Partition};
 use carrel_core::model::qos::{Preemption, Qos};
+use carrel_core::model::reservation::{Every, Reservation, Times};
 use carrel_core::model::resources::{Allocation, NodeAllocation, ResourceRequest};
 use carrel_core::model::session::{ContainerOptions, Session, SessionSpec, Share};
 use carrel_core::model::start::{Conditions, Dependency, DependencyKind};
@@ -250,6 +251,32 @@ fn entities() -> Vec<Change> {
             },
             ..Partition::new("big".parse().expect("a name"))
         })),
+        Change::PutReservation(Arc::new(Reservation {
+            name: "course".parse().expect("a name"),
+            description: "on Mondays".into(),
+            by: "alice".parse().expect("a name"),
+            times: Times {
+                start: Timestamp(9),
+                duration: Duration::from_hours(2),
+                every: Some(Every::Weekly),
+            },
+            nodes: NodeSet {
+                only: Some(["n1".parse().expect("a name")].into()),
+                ..NodeSet::default()
+            },
+            parts: Some(Allocation {
+                nodes: vec![NodeAllocation {
+                    node: "n1".parse().expect("a name"),
+                    gpus: vec![],
+                    cpus: 8,
+                    memory_bytes: 1 << 30,
+                }],
+            }),
+            accounts: ["lab".parse().expect("a name")].into(),
+            users: ["alice".parse().expect("a name")].into(),
+            maintenance: false,
+            overlap: false,
+        })),
         Change::PutSession(Arc::new(Session {
             id: SessionId(3),
             name: "dev".parse().expect("a name"),
@@ -304,6 +331,7 @@ fn everything_comes_back_as_it_was_put() {
         Change::DeleteAccount("lab".parse().expect("a name")),
         Change::DeleteQos("spare".parse().expect("a name")),
         Change::DeletePartition("big".parse().expect("a name")),
+        Change::DeleteReservation("course".parse().expect("a name")),
         Change::DeleteSession(SessionId(3)),
         Change::DeleteRemoval("n1".parse().expect("a name"), SessionId(2)),
         Change::DeleteTombstone("n1".parse().expect("a name"), "9@7.1f".parse().expect("a key")),

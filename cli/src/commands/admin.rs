@@ -5,6 +5,7 @@ mod audit;
 mod limits;
 mod partition;
 mod qos;
+mod reservation;
 mod user;
 
 use carrel_proto::v1;
@@ -31,6 +32,7 @@ pub enum AdminCommand {
     User(user::UserArgs),
     Qos(qos::QosArgs),
     Partition(partition::PartitionArgs),
+    Reservation(reservation::ReservationArgs),
     Audit(audit::AuditArgs),
 }
 
@@ -41,6 +43,7 @@ pub async fn run(context: &Context, args: AdminArgs) -> Result<u8> {
         AdminCommand::User(args) => user::run(context, args).await,
         AdminCommand::Qos(args) => qos::run(context, args).await,
         AdminCommand::Partition(args) => partition::run(context, args).await,
+        AdminCommand::Reservation(args) => reservation::run(context, args).await,
         AdminCommand::Audit(args) => audit::run(context, args).await,
     }
 }

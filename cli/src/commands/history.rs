@@ -266,6 +266,7 @@ mod tests {
                 qos: "normal".into(),
                 partition: "all".into(),
                 nice: 0,
+                reservation: String::new(),
             }),
             started_ms: Some(1_767_225_600_000),
             elapsed_ms: 3_725_000,

@@ -107,6 +107,7 @@ fn row(node: &v1::Node) -> [String; 6] {
         1 => reasons.push("1 job that no record knows, see `carrel found`".to_owned()),
         more => reasons.push(format!("{more} jobs that no record knows, see `carrel found`")),
     }
+    reasons.extend(node.reservations.iter().map(reserved));
     let mut drained = inventory.gpus.iter().filter(|gpu| !gpu.drained.is_empty());
     if let Some(first) = drained.next() {
         reasons.push(format!("GPU {}: {}", first.index, first.drained));
@@ -124,6 +125,18 @@ fn row(node: &v1::Node) -> [String; 6] {
         memory,
         reasons.join("; "),
     ]
+}
+
+/// "maintenance upgrade from 2026-12-24T08:00:00Z"
+fn reserved(one: &v1::NodeReservation) -> String {
+    let what = if one.maintenance {
+        "maintenance"
+    } else {
+        "reserved"
+    };
+    let part = if one.partial { " in part" } else { "" };
+    let from = units::rfc3339(one.start_ms);
+    format!("{what}{part}: {} from {from}", one.name)
 }
 
 /// "4/8 H100 80GB HBM3"; models in turn where there are several, and apart those in MIG mode: free are of these

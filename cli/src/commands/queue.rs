@@ -191,6 +191,7 @@ mod tests {
                 qos: "normal".into(),
                 partition: "all".into(),
                 nice: 0,
+                reservation: String::new(),
             }),
             request: Some(v1::ResourceRequest {
                 nodes: 2,

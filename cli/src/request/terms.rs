@@ -15,6 +15,9 @@ pub struct TermsArgs {
     /// Part of the cluster [default: the cluster's default]
     #[arg(short = 'p', long, value_name = "PARTITION")]
     pub partition: Option<String>,
+    /// Reservation that it waits for and runs in; it ends when that does ["none": in none]
+    #[arg(long, value_name = "RESERVATION")]
+    pub reservation: Option<String>,
     /// Let others pass: taken from the priority; negative is for operators [without a number: 100]
     #[arg(long, value_name = "POINTS", num_args = 0..=1, require_equals = true, default_missing_value = "100", allow_hyphen_values = true)]
     pub nice: Option<i32>,
@@ -35,6 +38,10 @@ impl TermsArgs {
         set(&mut terms.account, &self.account);
         set(&mut terms.qos, &self.qos);
         set(&mut terms.partition, &self.partition);
+        set(&mut terms.reservation, &self.reservation);
+        if terms.reservation == "none" {
+            terms.reservation.clear();
+        }
         terms.nice = self.nice.unwrap_or(terms.nice);
     }
 }

@@ -342,7 +342,7 @@ impl Cluster {
 fn is_up(node: &v1::Node) -> bool {
     matches!(
         node.state.as_str(),
-        "IDLE" | "MIXED" | "ALLOCATED" | "DRAINING" | "DRAINED"
+        "IDLE" | "MIXED" | "ALLOCATED" | "RESERVED" | "MAINT" | "DRAINING" | "DRAINED"
     )
 }
 

@@ -3,6 +3,7 @@
 use carrel_proto::v1;
 use serde::Serialize;
 
+use super::reservation::NodeReservation;
 use super::some;
 use crate::units::rfc3339;
 
@@ -31,6 +32,8 @@ pub struct Node {
     features: Vec<String>,
     switch_path: Option<String>,
     block: Option<String>,
+    /// Those that are not over, by time.
+    reservations: Vec<NodeReservation>,
 }
 
 /// A job that has CPUs of a node for itself.
@@ -135,6 +138,7 @@ impl From<v1::Node> for Node {
             features: node.features,
             switch_path: some(node.switch_path),
             block: some(node.block),
+            reservations: node.reservations.into_iter().map(Into::into).collect(),
         }
     }
 }

@@ -602,4 +602,15 @@ impl Broker for Service {
     ) -> Answer<v1::ListPartitionsResponse> {
         Self::not_here()
     }
+
+    async fn edit_reservation(&self, _: Request<v1::EditReservationRequest>) -> Answer<v1::EditResponse> {
+        Self::not_here()
+    }
+
+    async fn list_reservations(
+        &self,
+        _: Request<v1::ListReservationsRequest>,
+    ) -> Answer<v1::ListReservationsResponse> {
+        Self::not_here()
+    }
 }

@@ -14,13 +14,14 @@ use std::sync::Arc;
 use imbl::OrdMap;
 
 use super::future::Future;
+use super::reserved::{Reserved, is_counted_in};
 use super::state::State;
 use super::usage::NodeUsage;
-use crate::model::ids::{Generation, JobId, JobKey, NodeName};
+use crate::model::ids::{Generation, JobId, JobKey, NodeName, ReservationName};
 use crate::model::job::Job;
 use crate::model::resources::{Allocation, ResourceRequest};
 use crate::model::time::Timestamp;
-use crate::placement::{Assume, Hosts, find};
+use crate::placement::{Assume, Hosts, Needs, find, fits};
 
 /// Times at which a place is looked for; after these the one when everything has ended.
 const MAX_TRIES: usize = 12;
@@ -40,6 +41,8 @@ pub struct Promise {
     pub allocation: Allocation,
     /// Jobs that are ended for it.
     pub takes_over: Vec<JobId>,
+    /// Jobs that hold a part of it already: it is a reservation's, and they are in it.
+    pub stands_for: Vec<JobId>,
     /// How many were promised something before it.
     pub rank: usize,
 }
@@ -52,7 +55,7 @@ impl Promise {
         }
     }
 
-    fn overlaps(&self, from: Timestamp, until: Timestamp) -> bool {
+    pub(super) fn overlaps(&self, from: Timestamp, until: Timestamp) -> bool {
         self.start < until && self.end > from
     }
 
@@ -88,6 +91,10 @@ pub(super) struct Promises {
     /// What comes free when, looked at when it is first asked for.
     future: Option<Future>,
     improved: usize,
+    /// What is closed to whom this is promised.
+    closed: Reserved,
+    /// Hosts without the first so many places that are closed.
+    open: BTreeMap<usize, Hosts>,
 }
 
 /// Hosts as they may be used.
@@ -98,24 +105,25 @@ struct Shadow {
 }
 
 impl Promises {
-    /// None yet.
-    pub fn at(now: Timestamp) -> Self {
-        Self {
-            now,
-            ..Self::default()
-        }
-    }
-
-    /// These.
-    pub fn of(now: Timestamp, made: Vec<Arc<Promise>>) -> Self {
-        let mut by_start = made.clone();
-        by_start.sort_by_key(|promise| promise.place());
-        Self {
+    /// These, beside what is closed.
+    pub fn of(now: Timestamp, made: Vec<Arc<Promise>>, closed: Reserved) -> Self {
+        let mut promises = Self {
             now,
             made,
-            by_start,
             ..Self::default()
-        }
+        };
+        promises.close(closed);
+        promises
+    }
+
+    /// Something else is closed from now on.
+    pub fn close(&mut self, closed: Reserved) {
+        self.by_start = self.made.iter().chain(closed.all()).cloned().collect();
+        self.by_start.sort_by_key(|promise| promise.place());
+        self.closed = closed;
+        self.future = None;
+        self.shadows.clear();
+        self.open.clear();
     }
 
     /// All, in order.
@@ -123,9 +131,36 @@ impl Promises {
         &self.made
     }
 
-    /// All, the first start first.
-    pub fn by_start(&self) -> Vec<&Promise> {
-        self.by_start.iter().map(Arc::as_ref).collect()
+    /// All, and what is closed at some moment of a time.
+    pub fn beside(&self, (from, until): (Timestamp, Timestamp)) -> Vec<&Promise> {
+        let made = self.made.iter().map(Arc::as_ref);
+        made.chain(self.closed.between(from, until)).collect()
+    }
+
+    /// The reservation that keeps a job from starting now that would run until a time, whatever else is promised.
+    pub fn reserved(&mut self, state: &State, until: Timestamp, needs: Needs<'_>) -> Option<ReservationName> {
+        let name = self.closed.first_before(until)?.clone();
+        let promised = self.before(until).is_some();
+        let open = promised
+            && self
+                .open(state, until)
+                .is_some_and(|hosts| fits(hosts, needs, Assume::Now));
+        (!open).then_some(name)
+    }
+
+    /// The hosts without what is closed before a time; none: nothing is.
+    fn open(&mut self, state: &State, until: Timestamp) -> Option<&Hosts> {
+        let closed = self.closed.before(until);
+        let count = closed.len();
+        if count > 0 && !self.open.contains_key(&count) {
+            let mut hosts = state.hosts.clone();
+            let nodes: BTreeSet<&NodeName> = closed.iter().flat_map(|closed| closed.nodes()).collect();
+            for node in nodes {
+                shade(state, &mut hosts, node, self.now, &closed);
+            }
+            self.open.insert(count, hosts);
+        }
+        self.open.get(&count)
     }
 
     /// The first of those who were promised something before a time.
@@ -155,11 +190,7 @@ impl Promises {
         let kept: Vec<&Promise> = self.by_start[..count].iter().map(Arc::as_ref).collect();
         let shadow = self.shadows.get_mut(&count)?;
         for node in std::mem::take(&mut shadow.stale) {
-            let span = (self.now, Timestamp::MAX);
-            let usage = usage_between(state, &node, self.now, span, &kept, &BTreeSet::new());
-            if let Some(room) = state.room_beside(&node, Some(&usage)) {
-                shadow.hosts.set_room(&node, room);
-            }
+            shade(state, &mut shadow.hosts, &node, self.now, &kept);
         }
         Some(&shadow.hosts)
     }
@@ -169,6 +200,7 @@ impl Promises {
         for shadow in self.shadows.values_mut() {
             shadow.stale.extend(nodes.iter().cloned());
         }
+        self.open.clear();
         if let Some(future) = &mut self.future {
             future.changed(nodes);
         }
@@ -189,9 +221,13 @@ impl Promises {
         let promise = match kept {
             Some(kept) => {
                 let done = |id: &JobId| self.made.iter().any(|made| made.job == *id);
+                let beside = |id: &JobId| {
+                    let other = state.jobs.get(id);
+                    other.is_some_and(|other| other.terms.reservation == job.terms.reservation)
+                };
                 let behind = former
                     .values()
-                    .filter(|other| other.job != job.id && !done(&other.job));
+                    .filter(|other| other.job != job.id && !done(&other.job) && beside(&other.job));
                 // Those that were behind it before do not give way; those that it has overtaken since do.
                 let (others, overtaken): (Vec<_>, Vec<_>) =
                     behind.cloned().partition(|other| other.rank > kept.rank);
@@ -242,7 +278,7 @@ impl Promises {
 
     /// Whether what was promised before can still be kept, beside what was promised since to those in front.
     fn holds(&self, state: &State, former: &Promise) -> bool {
-        let promises = self.by_start();
+        let promises = self.beside((former.start, former.end));
         former.start >= self.now
             && former.allocation.nodes.iter().all(|part| {
                 let Some(node) = state.nodes.get(&part.node) else {
@@ -283,11 +319,18 @@ impl Promises {
         let ends = self.made.iter().chain(others).map(|promise| promise.end);
         let mut times: Vec<Timestamp> = future.ends().chain(ends).filter(|at| *at >= first).collect();
         times.push(first);
+        let last = times.iter().copied().max().unwrap_or(first);
+        times.extend(self.closed.ends([first, last]).filter(|at| *at >= first));
         times.sort_unstable();
         times.dedup();
-        let promises: Vec<&Promise> = self.by_start.iter().chain(others).map(Arc::as_ref).collect();
         for at in tries(&times).take_while(|at| is_better(*at)) {
-            let end = at.after(job.time_limit).after(state.settings.grace);
+            let time = state.time_from(job, at);
+            if time.is_zero() {
+                continue;
+            }
+            let end = at.after(time).after(state.settings.grace);
+            let made = self.made.iter().chain(others).map(Arc::as_ref);
+            let promises: Vec<&Promise> = made.chain(self.closed.between(at, end)).collect();
             let mut hosts = future.hosts_at(state, at).clone();
             let overlapping = promises.iter().filter(|promise| promise.overlaps(at, end));
             let nodes: BTreeSet<&NodeName> = overlapping.flat_map(|promise| promise.nodes()).collect();
@@ -306,6 +349,7 @@ impl Promises {
                 end,
                 allocation: state.allocation(&parts, asked),
                 takes_over: Vec::new(),
+                stands_for: Vec::new(),
                 rank: 0,
             });
         }
@@ -318,6 +362,15 @@ fn tries(times: &[Timestamp]) -> impl Iterator<Item = Timestamp> + '_ {
     let steps = (0..MAX_TRIES).map(|step| (1usize << step) - 1);
     let near = steps.take_while(|at| *at + 1 < times.len());
     near.map(|at| times[at]).chain(times.last().copied())
+}
+
+/// Takes from a host what must not be held from now on because it is promised.
+fn shade(state: &State, hosts: &mut Hosts, node: &NodeName, now: Timestamp, promises: &[&Promise]) {
+    let until = Timestamp::MAX;
+    let usage = usage_between(state, node, now, (now, until), promises, &BTreeSet::new());
+    if let Some(room) = state.room_beside(node, Some(&usage)) {
+        hosts.set_room(node, room);
+    }
 }
 
 /// What is held of a node in a time to come, by what runs now and by promises: each GPU that anybody holds in it,
@@ -344,7 +397,7 @@ pub(super) fn usage_between(
         };
         let end = state.end_of(placed, now).unwrap_or(Timestamp::MAX);
         for part in placed.unreleased().filter(|part| part.node == *node) {
-            if end <= from || gone.contains(id) {
+            if end <= from || gone.contains(id) || is_counted_in(promises, *id, (from, until)) {
                 usage.let_go(key, part);
             } else {
                 held.push((end, part.cpus.into(), part.memory_bytes));

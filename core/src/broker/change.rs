@@ -7,12 +7,14 @@ use serde::{Deserialize, Serialize};
 use crate::model::account::{Account, Person};
 use crate::model::audit::AuditRecord;
 use crate::model::ids::{
-    AccountName, ClusterId, Incarnation, JobKey, NodeName, PartitionName, QosName, SessionId, UserName,
+    AccountName, ClusterId, Incarnation, JobKey, NodeName, PartitionName, QosName, ReservationName,
+    SessionId, UserName,
 };
 use crate::model::job::Job;
 use crate::model::node::NodeRecord;
 use crate::model::partition::Partition;
 use crate::model::qos::Qos;
+use crate::model::reservation::Reservation;
 use crate::model::session::Session;
 use crate::model::time::Timestamp;
 use crate::model::user::{ApiToken, NodeToken, User};
@@ -89,6 +91,10 @@ pub enum Change {
     PutPartition(Arc<Partition>),
     /// By name.
     DeletePartition(PartitionName),
+    /// By name.
+    PutReservation(Arc<Reservation>),
+    /// By name.
+    DeleteReservation(ReservationName),
     /// Added to the audit log, which is not read back at a start.
     Audit(Box<AuditRecord>),
     /// Records of the audit log are dropped: those from before this, and of the rest all but the

@@ -8,8 +8,10 @@ use std::time::Duration;
 
 use crate::model::account::Limits;
 use crate::model::features::FeatureExpression;
-use crate::model::ids::{AccountName, NodeName, PartitionName, QosName, UserName};
+use crate::model::ids::{AccountName, NodeName, PartitionName, QosName, ReservationName, UserName};
 use crate::model::qos::Preemption;
+use crate::model::reservation::Every;
+use crate::model::time::Timestamp;
 use crate::queue::Limit;
 
 /// One change to who may use how much.
@@ -33,6 +35,10 @@ pub enum Edit {
     Partition(PartitionName, Way, PartitionEdit),
     /// Forgets a partition without jobs.
     DeletePartition(PartitionName),
+    /// Makes or changes a reservation.
+    Reservation(ReservationName, Way, ReservationEdit),
+    /// Takes a reservation back.
+    DeleteReservation(ReservationName),
 }
 
 /// Whether something is to be made or to be changed.
@@ -132,4 +138,49 @@ pub struct PartitionEdit {
     pub limits: LimitsEdit,
     /// Of each user's jobs in it.
     pub per_user: LimitsEdit,
+}
+
+/// What a reservation is to hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// These nodes.
+    Nodes(BTreeSet<NodeName>),
+    /// So many nodes.
+    Count(u32),
+    /// So many GPUs, on as few nodes as it takes.
+    Gpus {
+        /// How many.
+        count: u32,
+        /// Of these models, as requests name them; empty: of any.
+        model: String,
+    },
+}
+
+/// What is to be changed of a reservation.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ReservationEdit {
+    /// What it is for.
+    pub description: Option<String>,
+    /// From when on, the first time; in a new one none is now.
+    pub start: Option<Timestamp>,
+    /// Until when, the first or the next time.
+    pub end: Option<Timestamp>,
+    /// For how long, instead of `end`.
+    pub duration: Option<Duration>,
+    /// When again; none inside: never.
+    pub every: Option<Option<Every>>,
+    /// What it holds.
+    pub wanted: Option<Wanted>,
+    /// Where that is looked for; none: everywhere.
+    pub partition: Option<PartitionName>,
+    /// Accounts whose jobs may run in it; empty: of any.
+    pub accounts: Option<BTreeSet<AccountName>>,
+    /// Users whose jobs may run in it; empty: of any.
+    pub users: Option<BTreeSet<UserName>>,
+    /// No job may.
+    pub maintenance: Option<bool>,
+    /// Others may hold the same.
+    pub overlap: Option<bool>,
+    /// Jobs that will still run when it begins do not matter.
+    pub ignore_jobs: bool,
 }

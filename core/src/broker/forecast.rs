@@ -21,6 +21,9 @@ use crate::placement::{WhyNot, seat};
 /// Ends of jobs that a forecast looks ahead to: each is a pass. Of what starts later it is said that it waits.
 const MAX_ENDS: usize = 1_000;
 
+/// Of them those at which reservations begin or end: some recur for ever.
+const MAX_RESERVATIONS: usize = 100;
+
 /// Promised starts of each of those passes: each takes as long as many jobs that are only looked at.
 const MAX_PROMISES: u32 = 4;
 
@@ -183,6 +186,8 @@ fn joined(state: &State, start: &Start) -> bool {
 struct Copy {
     broker: Broker,
     now: Timestamp,
+    /// How often a reservation has begun or ended.
+    reservations: usize,
 }
 
 impl Copy {
@@ -210,7 +215,11 @@ impl Copy {
                 broker.state.insert_job(Arc::new(job));
             }
         }
-        Self { broker, now }
+        Self {
+            broker,
+            now,
+            reservations: 0,
+        }
     }
 
     /// Queues a job as if it came now.
@@ -326,10 +335,13 @@ impl Copy {
         let state = &self.broker.state;
         let waits = [state.patience.get_min(), state.begins.get_min()];
         let waits = waits.into_iter().flatten().map(|(at, _)| *at);
-        let waits = waits.chain(state.next_pass);
+        let reservation = state.next_reservation();
+        let reservation = reservation.filter(|_| self.reservations < MAX_RESERVATIONS);
+        let waits = waits.chain(state.next_pass).chain(reservation);
         self.now = self.now.max(end.into_iter().chain(waits).min()?);
         self.broker.end_patience(self.now);
         let (_, over) = self.broker.state.let_begin(self.now);
+        self.reservations += usize::from(self.broker.state.let_reservations(self.now));
         for job in over {
             self.end(job);
         }

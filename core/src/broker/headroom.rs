@@ -90,7 +90,11 @@ impl Headroom {
         job: &Job,
         wanted: &Allocation,
     ) -> Option<Kept> {
-        if job.kind == JobKind::Interactive || state.gives_way(job).is_some() {
+        if job.kind == JobKind::Interactive
+            || state.gives_way(job).is_some()
+            // What is reserved is kept from both.
+            || job.terms.reservation.is_some()
+        {
             return None;
         }
         let all = self.0.get_or_insert_with(|| state.headroom(now));

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::state::State;
 use crate::model::account::Account;
-use crate::model::ids::{AccountName, JobId, UserName};
+use crate::model::ids::{AccountName, JobId, ReservationName, UserName};
 use crate::model::job::{Hold, Job, Phase};
 use crate::model::resources::ResourceRequest;
 use crate::model::start::{Dependency, DependencyKind};
@@ -21,6 +21,12 @@ pub enum Aside {
     Held(Hold),
     /// It does not start before.
     Begin(Timestamp),
+    /// Its reservation begins then.
+    Reservation(ReservationName, Timestamp),
+    /// Its reservation is over, or was taken back.
+    NoReservation(ReservationName),
+    /// Its reservation is not for it any more.
+    NotFor(ReservationName),
     /// Its session's former run holds something still.
     Former(JobId),
     /// Another job has not become what it waits for.
@@ -220,6 +226,9 @@ impl State {
         if let Some(begin) = job.begin.filter(|begin| self.begins.contains(&(*begin, job.id))) {
             return Some(Aside::Begin(begin));
         }
+        if let Some(outside) = self.outside(job) {
+            return Some(outside);
+        }
         self.unmet(job).map(|(dependency, never)| {
             if never {
                 Aside::Never(dependency)
@@ -304,7 +313,7 @@ impl State {
     }
 
     /// Puts a pending job where it belongs by now.
-    fn look_again(&mut self, id: JobId) {
+    pub(super) fn look_again(&mut self, id: JobId) {
         if let Some(job) = self.jobs.get(&id).cloned() {
             self.count_waiting(Some(&job), &job);
         }

@@ -45,10 +45,12 @@ impl State {
             )
             .hint("a positive one lets others pass"));
         }
+        let reservation = self.reservation_for(user, &account, asked.reservation.as_ref())?;
         Ok(Terms {
             account,
             qos,
             partition,
+            reservation,
             nice: asked.nice,
             top: None,
         })
@@ -189,8 +191,12 @@ impl State {
                 .any(|above| accounts.contains(above))
     }
 
-    /// The nodes that jobs on these terms may have.
+    /// The nodes that jobs on these terms may have: in a reservation those that it holds, whatever the partition.
     pub(super) fn within(&self, terms: &Terms) -> Option<&NodeSet> {
+        let name = terms.reservation.as_ref();
+        if let Some(reservation) = name.and_then(|name| self.reservations.get(name)) {
+            return Some(&reservation.nodes);
+        }
         self.partitions
             .get(&terms.partition)
             .map(|partition| &partition.nodes)

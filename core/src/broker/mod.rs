@@ -24,6 +24,8 @@ mod order;
 mod preempt;
 mod queued;
 mod reject;
+mod reservations;
+mod reserved;
 mod rights;
 mod room;
 mod schedule;
@@ -42,7 +44,10 @@ pub use backfill::Promise;
 pub use change::{Change, ClusterRecord};
 pub use check::{Violation, check};
 pub use desired::output_files;
-pub use edit::{AccountEdit, Edit, LimitsEdit, MemberEdit, PartitionEdit, PersonEdit, QosEdit, Way};
+pub use edit::{
+    AccountEdit, Edit, LimitsEdit, MemberEdit, PartitionEdit, PersonEdit, QosEdit, ReservationEdit, Wanted,
+    Way,
+};
 pub use forecast::{Choice, Plan, Start, plan, start_of, starts_of};
 pub use found::{FoundJob, FoundPart, found_jobs, found_on};
 pub use headroom::ByModel;
@@ -52,7 +57,7 @@ pub use order::{Priority, all_standings};
 pub use queued::{Queued, Reasons, queued};
 pub use reject::{Reject, RejectKind};
 pub use rights::{Call, Inside, Needs};
-pub use settings::{HeadroomSettings, PreemptionSettings, QueueSettings, Settings};
+pub use settings::{HeadroomSettings, PreemptionSettings, QueueSettings, ReservationSettings, Settings};
 pub use state::{NodeLink, State};
 pub use usage::NodeUsage;
 pub use view::{
@@ -235,6 +240,14 @@ impl Broker {
             .insert(partition.name.clone(), Arc::clone(&partition));
         self.state.hosts.note_change();
         self.record(Change::PutPartition(partition));
+    }
+
+    fn put_reservation(&mut self, reservation: crate::model::reservation::Reservation) {
+        let reservation = Arc::new(reservation);
+        let all = &mut self.state.reservations;
+        all.insert(reservation.name.clone(), Arc::clone(&reservation));
+        self.state.hosts.note_change();
+        self.record(Change::PutReservation(reservation));
     }
 
     fn put_cluster(&mut self) {

@@ -160,7 +160,7 @@ impl Yielding {
         let needs = state.needs(job, asked);
         let search = |from: Timestamp| {
             let end = from.after(job.time_limit).after(state.settings.grace);
-            Search::new(state, promises.by_start(), now, (from, end), needs)
+            Search::new(state, promises.beside((from, end)), now, (from, end), needs)
         };
         let whole = search(now.after(grace));
         if whole.enough(&BTreeSet::new()) {
@@ -181,6 +181,7 @@ impl Yielding {
                 end: found.span.1,
                 allocation: state.allocation(&parts, asked),
                 takes_over: victims.iter().copied().collect(),
+                stands_for: Vec::new(),
                 rank: 0,
             },
             victims,

@@ -63,6 +63,7 @@ fn short(state: &State, why: Option<&Wait>) -> String {
         Some(Wait::Wish) => "Resources: it holds out for something better".to_owned(),
         Some(Wait::Headroom(kept)) => format!("Headroom: {} are kept for interactive jobs", kept.model),
         Some(Wait::Priority(ahead)) => format!("Priority: behind job {ahead}"),
+        Some(Wait::Reserved(name)) => state.say_reserved(name),
         Some(Wait::Limit(reached)) => {
             let said = state.say_limit(reached, state.ticked);
             let word = said.split_once(':').map_or(said.as_str(), |(word, _)| word);
@@ -77,6 +78,9 @@ fn aside(state: &State, job: &Job) -> String {
         Some(Aside::Held(Hold::User)) => "JobHeldUser".to_owned(),
         Some(Aside::Held(Hold::Operator)) => "JobHeldAdmin".to_owned(),
         Some(Aside::Begin(_)) => "BeginTime".to_owned(),
+        Some(Aside::Reservation(name, begins)) => format!("Reservation: {name} begins {}", begins.utc()),
+        Some(Aside::NoReservation(name)) => format!("ReservationDeleted: {name}"),
+        Some(Aside::NotFor(name)) => format!("ReservationInvalid: {name}"),
         Some(Aside::Former(former)) => format!("Dependency: job {former}"),
         Some(Aside::Dependency(on)) => format!("Dependency: job {}", on.job),
         Some(Aside::Never(on)) => format!("DependencyNeverSatisfied: job {}", on.job),

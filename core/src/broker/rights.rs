@@ -54,6 +54,8 @@ pub enum Call {
     ListQos,
     EditPartition,
     ListPartitions,
+    EditReservation,
+    ListReservations,
     ListQueue,
     ReadAudit,
 }
@@ -100,7 +102,7 @@ const fn needs(
 
 impl Call {
     /// All of them.
-    pub const ALL: [Self; 47] = [
+    pub const ALL: [Self; 49] = [
         Self::GetCluster,
         Self::OpenSession,
         Self::GetSession,
@@ -146,6 +148,8 @@ impl Call {
         Self::ListQos,
         Self::EditPartition,
         Self::ListPartitions,
+        Self::EditReservation,
+        Self::ListReservations,
         Self::ListQueue,
         Self::ReadAudit,
     ];
@@ -208,6 +212,9 @@ impl Call {
             Self::ListQos         => needs( User,     Read,     Some(User),     None,                  No),
             Self::EditPartition   => needs( Admin,    Full,     Some(Admin),    None,                  No),
             Self::ListPartitions  => needs( User,     Read,     Some(User),     None,                  No),
+            // Users reserve within what operators let them.
+            Self::EditReservation => needs( User,     Full,     Some(Operator), None,                  No),
+            Self::ListReservations => needs(User,     Read,     Some(User),     None,                  No),
             Self::ListQueue       => needs( User,     Read,     Some(User),     None,                  No),
             Self::ReadAudit       => needs( Operator, Full,     Some(Operator), None,                  No),
         }

@@ -9,9 +9,10 @@ use std::time::Duration;
 use imbl::OrdMap;
 
 use super::audit::{job_subject, units};
-use super::backfill::{Promise, Promises};
+use super::backfill::Promise;
 use super::headroom::Headroom;
 use super::preempt::Yielding;
+use super::reserved::Books;
 use super::state::State;
 use super::unfit::Unfit;
 use super::{Broker, Reject, RejectKind};
@@ -40,7 +41,7 @@ enum Next {
 /// A pass under way.
 struct Pass {
     now: Timestamp,
-    promises: Promises,
+    promises: Books,
     /// What was promised to jobs that have not been looked at.
     former: OrdMap<JobId, Arc<Promise>>,
     unfit: Unfit,
@@ -52,7 +53,7 @@ struct Pass {
 }
 
 impl Pass {
-    fn new(now: Timestamp, promises: Promises, former: OrdMap<JobId, Arc<Promise>>) -> Self {
+    fn new(now: Timestamp, promises: Books, former: OrdMap<JobId, Arc<Promise>>) -> Self {
         Self {
             now,
             promises,
@@ -75,7 +76,7 @@ impl Broker {
         self.state.refresh_standings(now, None);
         self.state.refresh_order();
         let former = std::mem::take(&mut self.state.promises);
-        let mut pass = Pass::new(now, Promises::at(now), former);
+        let mut pass = Pass::new(now, Books::at(now), former);
         pass.yielding = Yielding::of(&self.state, now);
         // What others are being ended for, nobody else gets in between.
         let takers = pass.yielding.takers(pass.former.values().map(Arc::as_ref));
@@ -84,7 +85,7 @@ impl Broker {
                 self.consider(&mut pass, *id, number);
             }
         }
-        let promised: BTreeSet<JobId> = pass.promises.made().iter().map(|promise| promise.job).collect();
+        let promised: BTreeSet<JobId> = pass.promises.made().map(|promise| promise.job).collect();
         let heads = self.state.pending.classes().filter_map(|(number, class)| {
             let (since, job) = class.jobs.get_min()?;
             Some(Reverse((self.state.place_of(class, *since, *job), number)))
@@ -114,7 +115,7 @@ impl Broker {
                 }
             }
         }
-        let made = pass.promises.made().iter();
+        let made = pass.promises.made();
         self.state.promises = made.map(|promise| (promise.job, Arc::clone(promise))).collect();
         let headroom = pass.kept_out.then(|| now.after(HEADROOM_AGE));
         self.state.next_pass = pass.yielding.next_look(now).into_iter().chain(headroom).min();
@@ -124,7 +125,11 @@ impl Broker {
     /// promised nothing, and nobody is ended for them.
     fn waits_on(&self, pass: &Pass, class: &Class) -> bool {
         let key = &class.key;
-        let has_promise = pass.promises.made().len() < self.state.settings.queue.promises as usize;
+        let promises = pass.promises.known(key.terms.reservation.as_ref());
+        let Some(promises) = promises.filter(|_| key.terms.reservation.is_none()) else {
+            return false;
+        };
+        let has_promise = promises.made().len() < self.state.settings.queue.promises as usize;
         if has_promise || key.alone.is_some() || !pass.yielding.is_empty() {
             return false;
         }
@@ -133,7 +138,7 @@ impl Broker {
             Some(Wait::Resources) => class.when_free == Some((self.state.hosts.epoch(), true)) && known().now,
             Some(Wait::Priority(ahead)) => {
                 let until = pass.now.after(key.time_limit).after(self.state.settings.grace);
-                let (known, first) = (known(), pass.promises.before(until));
+                let (known, first) = (known(), promises.before(until));
                 !known.now
                     && known.until.is_some_and(|at| at <= until)
                     && first.is_some_and(|promise| promise.job == ahead)
@@ -161,22 +166,24 @@ impl Broker {
             class.why.is_some() && class.jobs.get_min().is_some_and(|(_, first)| *first != id)
         });
         if !waits {
-            let made = promised[..ahead]
-                .iter()
-                .map(|(_, promise)| Arc::clone(promise))
-                .collect();
-            let mut pass = Pass::new(now, Promises::of(now, made), OrdMap::new());
+            let job = &self.state.jobs[&id];
+            let beside = |other: &JobId| self.state.jobs[other].terms.reservation == job.terms.reservation;
+            let made = promised[..ahead].iter().filter(|(other, _)| beside(other));
+            let made = made.map(|(_, promise)| Arc::clone(promise)).collect();
+            let books = Books::with(&self.state, now, job, made);
+            let mut pass = Pass::new(now, books, OrdMap::new());
             self.consider_alone(&mut pass, id, number);
         }
         let job = self.state.jobs.get(&id);
         let preempts = job.is_some_and(|job| self.state.may_preempt(job)) && self.state.has_yielding();
         let started = !self.state.pending.contains(id);
         // Who was promised something behind it is told anew; and it may be promised something itself.
-        let blocked = self
-            .state
-            .pending
-            .class(number)
-            .is_some_and(|class| matches!(class.why, Some(Wait::Resources | Wait::Priority(_))));
+        let blocked = self.state.pending.class(number).is_some_and(|class| {
+            matches!(
+                class.why,
+                Some(Wait::Resources | Wait::Priority(_) | Wait::Reserved(_))
+            )
+        });
         self.output.room |=
             fresh || (started && outranks) || (!started && blocked && (outranks || has_room || preempts));
     }
@@ -195,8 +202,14 @@ impl Broker {
             return None;
         }
         let asked = self.state.asked_now(&job);
-        let until = pass.now.after(job.time_limit).after(self.state.settings.grace);
         let state = &self.state;
+        let time = state.time_from(&job, pass.now);
+        if time.is_zero() {
+            // Its reservation is just over.
+            self.state.pending.set_why(number, Wait::Resources);
+            return None;
+        }
+        let until = pass.now.after(time).after(state.settings.grace);
         let needs = state.needs(&job, &asked);
         let known = pass.unfit.known(&asked, &class);
         let behind = known.until.is_some_and(|at| at <= until);
@@ -208,13 +221,14 @@ impl Broker {
                     .session
                     .map(|session| self.kept_on(session))
                     .unwrap_or_default();
-                let hosts = pass.promises.hosts_until(state, until).unwrap_or(&state.hosts);
+                let promises = pass.promises.of(state, &job);
+                let hosts = promises.hosts_until(state, until).unwrap_or(&state.hosts);
                 beside_headroom(state, &mut pass.headroom, pass.now, hosts, (&job, needs, &kept))
             };
             match found {
                 Ok(allocation) => {
                     let nodes = self.give(pass.now, &job, allocation);
-                    pass.promises.given(&nodes);
+                    pass.promises.given(&self.state, &job, &nodes);
                     return None;
                 }
                 Err(Some(kept)) => {
@@ -225,8 +239,10 @@ impl Broker {
                 Err(None) if !behind => pass.unfit.learn_until(&asked, &class, until),
                 Err(None) => {}
             }
-            let ahead = pass.promises.before(until).map(|promise| promise.job);
-            let why = ahead.map_or(Wait::Resources, Wait::Priority);
+            let promises = pass.promises.of(state, &job);
+            let ahead = promises.before(until).map(|promise| Wait::Priority(promise.job));
+            let reserved = promises.reserved(state, until, needs).map(Wait::Reserved);
+            let why = reserved.or(ahead).unwrap_or(Wait::Resources);
             self.state.pending.set_why(number, why);
             return Some((job, class));
         }
@@ -269,14 +285,12 @@ impl Broker {
         if self.take_over(pass, &job, &asked) {
             return Next::Job;
         }
-        if pass.promises.made().len() >= self.state.settings.queue.promises as usize {
+        let promises = pass.promises.of(&self.state, &job);
+        if promises.made().len() >= self.state.settings.queue.promises as usize {
             return Next::Class;
         }
         let ending = pass.yielding.ending_for(id);
-        match pass
-            .promises
-            .promise(&self.state, (&job, &asked), &pass.former, ending)
-        {
+        match promises.promise(&self.state, (&job, &asked), &pass.former, ending) {
             Some(_) => Next::Job,
             None => Next::Class,
         }
@@ -284,9 +298,12 @@ impl Broker {
 
     /// Ends jobs that give way so that this one can start, if that is what it takes, and promises it their place.
     fn take_over(&mut self, pass: &mut Pass, job: &Job, asked: &ResourceRequest) -> bool {
-        let found = pass
-            .yielding
-            .look(&self.state, &pass.promises, pass.now, (job, asked));
+        if job.terms.reservation.is_some() {
+            // Those who run in its reservation are there by the same right.
+            return false;
+        }
+        let promises = pass.promises.of(&self.state, job);
+        let found = pass.yielding.look(&self.state, promises, pass.now, (job, asked));
         let kept_out = |headroom: &mut Headroom, allocation: &Allocation| {
             headroom
                 .in_the_way(&self.state, pass.now, job, allocation)
@@ -311,7 +328,7 @@ impl Broker {
             self.begin_end(pass.now, *victim, ending, again, Some(job.id));
         }
         pass.yielding.taken(&found);
-        pass.promises.take_over(found.promise);
+        promises.take_over(found.promise);
         true
     }
 
@@ -335,7 +352,7 @@ impl Broker {
             charges,
             allocation,
             started: now,
-            deadline: now.after(job.time_limit),
+            deadline: now.after(self.state.time_from(job, now)),
             ending: None,
             leaving: None,
         };
@@ -519,7 +536,11 @@ impl State {
                 let message = if self.nodes.is_empty() {
                     "this cluster has no nodes yet".to_owned()
                 } else {
-                    format!("this cluster can never hold that: {}", list(&why.refusals))
+                    let whole = match &terms.reservation {
+                        Some(name) => format!("reservation {name}"),
+                        None => "this cluster".to_owned(),
+                    };
+                    format!("{whole} can never hold that: {}", list(&why.refusals))
                 };
                 Err(Reject::new(RejectKind::Invalid, message).hint(hint))
             }

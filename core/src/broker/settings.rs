@@ -119,6 +119,30 @@ pub struct QueueSettings {
     pub preemption: PreemptionSettings,
     /// What is kept for interactive jobs.
     pub headroom: HeadroomSettings,
+    /// What users may reserve.
+    pub reservations: ReservationSettings,
+}
+
+/// What users may reserve who are no operators. The default says: nothing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ReservationSettings {
+    /// GPUs in all reservations of one user.
+    pub gpus: u32,
+    /// For so long.
+    pub time: Duration,
+    /// From now on until so long ahead.
+    pub ahead: Duration,
+}
+
+impl Default for ReservationSettings {
+    fn default() -> Self {
+        Self {
+            gpus: 0,
+            time: Duration::from_hours(8),
+            ahead: Duration::from_hours(7 * 24),
+        }
+    }
 }
 
 /// What protects jobs that give way to others.
@@ -177,6 +201,7 @@ impl Default for QueueSettings {
             accounts_required: false,
             preemption: PreemptionSettings::default(),
             headroom: HeadroomSettings::default(),
+            reservations: ReservationSettings::default(),
         }
     }
 }

@@ -12,13 +12,14 @@ use super::settings::Settings;
 use super::usage::NodeUsage;
 use crate::model::account::Person;
 use crate::model::ids::{
-    ClusterId, Generation, Incarnation, JobId, JobKey, NodeName, PartitionName, QosName, SessionId,
-    SessionName, UserName,
+    ClusterId, Generation, Incarnation, JobId, JobKey, NodeName, PartitionName, QosName, ReservationName,
+    SessionId, SessionName, UserName,
 };
 use crate::model::job::Job;
 use crate::model::node::{NodeRecord, Observed, ObservedJob, ObservedPhase};
 use crate::model::partition::Partition;
 use crate::model::qos::Qos;
+use crate::model::reservation::Reservation;
 use crate::model::resources::ResourceRequest;
 use crate::model::session::Session;
 use crate::model::time::Timestamp;
@@ -71,6 +72,8 @@ pub struct State {
     pub qos: OrdMap<QosName, Arc<Qos>>,
     /// Partitions that operators have made.
     pub partitions: OrdMap<PartitionName, Arc<Partition>>,
+    /// Reservations that are not over.
+    pub reservations: OrdMap<ReservationName, Arc<Reservation>>,
 
     /// API tokens by hash.
     pub token_hashes: OrdMap<[u8; 32], Arc<str>>,
@@ -86,6 +89,8 @@ pub struct State {
     pub patience: OrdSet<(Timestamp, JobId)>,
     /// When pending jobs may start that may not before.
     pub begins: OrdSet<(Timestamp, JobId)>,
+    /// When it was last looked which reservations are in force.
+    pub reserved_at: Timestamp,
     /// Pending jobs that wait for the end of each job.
     pub dependents: OrdMap<JobId, OrdSet<JobId>>,
     /// Pending jobs that wait for all earlier ones of their user and name.
@@ -209,6 +214,7 @@ impl State {
             people: OrdMap::new(),
             qos: OrdMap::new(),
             partitions: OrdMap::new(),
+            reservations: OrdMap::new(),
             token_hashes: OrdMap::new(),
             session_names: OrdMap::new(),
             request_keys: OrdMap::new(),
@@ -216,6 +222,7 @@ impl State {
             pending: Pending::default(),
             patience: OrdSet::new(),
             begins: OrdSet::new(),
+            reserved_at: now,
             dependents: OrdMap::new(),
             singletons: OrdMap::new(),
             promises: OrdMap::new(),
@@ -353,6 +360,12 @@ impl State {
             }
             Change::DeletePartition(name) => {
                 self.partitions.remove(&name);
+            }
+            Change::PutReservation(reservation) => {
+                self.reservations.insert(reservation.name.clone(), reservation);
+            }
+            Change::DeleteReservation(name) => {
+                self.reservations.remove(&name);
             }
             // The log is not a part of the state.
             Change::Audit(_) | Change::TrimAudit(..) => {}
@@ -530,6 +543,7 @@ impl State {
         let patience = waits.into_iter().flatten().map(|(at, _)| *at);
         let trim = self.audit_trimmed.after(super::on::AUDIT_TRIM);
         let jobs = job.into_iter().chain(patience).chain(self.next_pass);
+        let jobs = jobs.chain(self.next_reservation());
         let forgotten = self.next_forgotten();
         jobs.chain(nodes)
             .chain(tokens)

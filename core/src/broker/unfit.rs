@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use crate::model::constraints::Constraints;
-use crate::model::ids::{PartitionName, UserName};
+use crate::model::ids::{PartitionName, ReservationName, UserName};
 use crate::model::resources::{ResourceRequest, UnitRequest};
 use crate::model::time::Timestamp;
 use crate::queue::ClassKey;
@@ -37,6 +37,7 @@ pub(super) struct Known {
 struct Kind {
     root: bool,
     partition: PartitionName,
+    reservation: Option<ReservationName>,
     /// None: who it is does not matter, as it may where GPUs are shared.
     owner: Option<UserName>,
     unit: UnitRequest,
@@ -55,6 +56,7 @@ impl Kind {
         Self {
             root: class.root,
             partition: class.terms.partition.clone(),
+            reservation: class.terms.reservation.clone(),
             owner: shared.then(|| class.owner.clone()),
             unit: asked.unit.clone(),
             gpus: asked.gpus_per_node,

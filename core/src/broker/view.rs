@@ -72,6 +72,20 @@ fn pending_reason(state: &State, job: &Job) -> String {
         Some(Aside::Held(Hold::User)) => return "JobHeldUser: its owner holds it".to_owned(),
         Some(Aside::Held(Hold::Operator)) => return "JobHeldAdmin: an operator holds it".to_owned(),
         Some(Aside::Begin(_)) => return "BeginTime: it was asked to begin later".to_owned(),
+        Some(Aside::Reservation(name, begins)) => {
+            return format!("Reservation: reservation {name} begins at {}", begins.utc());
+        }
+        Some(Aside::NoReservation(name)) => {
+            return format!(
+                "ReservationDeleted: reservation {name} is over or was taken back: stop this and ask anew"
+            );
+        }
+        Some(Aside::NotFor(name)) => {
+            return format!(
+                "ReservationInvalid: reservation {name} is no longer for {} on account {}",
+                job.owner, job.terms.account
+            );
+        }
         Some(Aside::Dependency(on)) => {
             return format!("Dependency: it waits for job {} ({})", on.job, on.kind.name());
         }
@@ -100,7 +114,10 @@ fn pending_reason(state: &State, job: &Job) -> String {
     let asked = state.asked_now(job);
     let needs = state.needs(job, &asked);
     let lacks = || match find_place(state, needs, &[]) {
-        Ok(_) => "it is about to be looked at".to_owned(),
+        Ok(_) => match &job.terms.reservation {
+            Some(name) => format!("others hold what reservation {name} has"),
+            None => "it is about to be looked at".to_owned(),
+        },
         Err(why) => summary(&why),
     };
     match why {
@@ -114,6 +131,7 @@ fn pending_reason(state: &State, job: &Job) -> String {
             None => format!("Resources: {}", lacks()),
         },
         Wait::Priority(ahead) => format!("Priority: what it could have is promised to job {ahead}"),
+        Wait::Reserved(name) => state.say_reserved(name),
         Wait::Limit(reached) => state.say_limit(reached, state.ticked),
         Wait::Headroom(kept) => format!(
             "Headroom: {} of {} {} are kept for interactive jobs",
@@ -195,7 +213,14 @@ pub fn node_state(state: &State, name: &NodeName) -> (&'static str, String) {
         .usage
         .get(name)
         .is_some_and(|usage| is_full(&node.inventory, usage));
+    let reserved = state.reservations_on(name, state.ticked).into_iter();
+    let reserved = reserved.filter(|(span, one)| span.start <= state.ticked && one.parts.is_none());
+    let reserved: Vec<_> = reserved.map(|(_, one)| one).collect();
+    if let Some(one) = reserved.iter().find(|one| one.maintenance) {
+        return ("MAINT", format!("reservation {}", one.name));
+    }
     let word = match (holds, full) {
+        (false, _) if !reserved.is_empty() => "RESERVED",
         (false, _) => "IDLE",
         (true, false) => "MIXED",
         (true, true) => "ALLOCATED",

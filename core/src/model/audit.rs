@@ -106,6 +106,10 @@ pub enum Action {
     PartitionPut,
     /// A partition was forgotten.
     PartitionDelete,
+    /// A reservation was made or changed.
+    ReservationPut,
+    /// A reservation was taken back, or is over.
+    ReservationDelete,
     /// A session was shared.
     Share,
     /// A share was taken back.
@@ -122,7 +126,7 @@ pub enum Action {
 
 impl Action {
     /// All of them.
-    pub const ALL: [Self; 38] = [
+    pub const ALL: [Self; 40] = [
         Self::BrokerStart,
         Self::JobStart,
         Self::JobEnd,
@@ -155,6 +159,8 @@ impl Action {
         Self::QosDelete,
         Self::PartitionPut,
         Self::PartitionDelete,
+        Self::ReservationPut,
+        Self::ReservationDelete,
         Self::Share,
         Self::Unshare,
         Self::SessionStop,
@@ -198,6 +204,8 @@ impl Action {
             Self::QosDelete => "qos-delete",
             Self::PartitionPut => "partition-put",
             Self::PartitionDelete => "partition-delete",
+            Self::ReservationPut => "reservation-put",
+            Self::ReservationDelete => "reservation-delete",
             Self::Share => "share",
             Self::Unshare => "unshare",
             Self::SessionStop => "session-stop",

@@ -265,6 +265,10 @@ name_id! {
     PartitionName, "partition name", "1 to 64 of letters, digits and . _ - @", is_user_name
 }
 name_id! {
+    /// A reservation's name.
+    ReservationName, "reservation name", "1 to 64 of letters, digits and . _ - @", is_user_name
+}
+name_id! {
     /// A GPU's (or MIG instance's) UUID, as the driver prints it.
     GpuUuid, "GPU UUID", "letters, digits and - _ /", is_gpu_uuid
 }

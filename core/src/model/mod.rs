@@ -16,6 +16,7 @@ pub mod node;
 pub mod partition;
 pub mod policy;
 pub mod qos;
+pub mod reservation;
 pub mod resources;
 pub mod session;
 pub mod start;

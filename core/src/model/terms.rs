@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::ids::{AccountName, PartitionName, QosName};
+use super::ids::{AccountName, PartitionName, QosName, ReservationName};
 
 /// The most that a job can be put back by its owner, or forward by an operator: what Slurm takes.
 pub const MAX_NICE: i32 = 1_000_000;
@@ -17,6 +17,8 @@ pub struct TermsRequest {
     pub qos: Option<QosName>,
     /// In which part of the cluster.
     pub partition: Option<PartitionName>,
+    /// In which reservation; none: in none.
+    pub reservation: Option<ReservationName>,
     /// Taken from the priority.
     pub nice: i32,
 }
@@ -30,6 +32,9 @@ pub struct Terms {
     pub qos: QosName,
     /// In which part of the cluster.
     pub partition: PartitionName,
+    /// In which reservation it runs; none: outside of all.
+    #[serde(default)]
+    pub reservation: Option<ReservationName>,
     /// Taken from the priority.
     pub nice: i32,
     /// Put before all others by an operator; of several the one with the lowest number comes first.
@@ -43,6 +48,7 @@ impl Default for Terms {
             account: AccountName::default_account(),
             qos: QosName::normal(),
             partition: PartitionName::all(),
+            reservation: None,
             nice: 0,
             top: None,
         }

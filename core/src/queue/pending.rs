@@ -11,7 +11,7 @@ use imbl::{OrdMap, OrdSet};
 
 use super::headroom::Kept;
 use super::tally::Reached;
-use crate::model::ids::{JobId, UserName};
+use crate::model::ids::{JobId, ReservationName, UserName};
 use crate::model::job::JobKind;
 use crate::model::resources::ResourceRequest;
 use crate::model::terms::Terms;
@@ -63,6 +63,8 @@ pub enum Wait {
     Resources,
     /// What it needs is promised to this job, and others.
     Priority(JobId),
+    /// What it needs is reserved.
+    Reserved(ReservationName),
     /// Nodes that could hold it are down or drained.
     Nodes,
     /// It could start, and holds out for something better.

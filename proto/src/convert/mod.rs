@@ -12,6 +12,7 @@ mod mig;
 mod observed;
 mod queue;
 mod request;
+mod reservation;
 mod rights;
 mod start;
 mod terms;

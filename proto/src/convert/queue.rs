@@ -168,7 +168,7 @@ fn renamed<T: FromStr<Err = BadName>>(text: Option<&str>) -> Result<Option<Optio
     text.map(named).transpose()
 }
 
-fn names<T: FromStr<Err = BadName> + Ord>(names: Vec<String>) -> Result<BTreeSet<T>, BadName> {
+pub(super) fn names<T: FromStr<Err = BadName> + Ord>(names: Vec<String>) -> Result<BTreeSet<T>, BadName> {
     names.iter().map(|name| name.parse()).collect()
 }
 

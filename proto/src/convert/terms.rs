@@ -25,6 +25,7 @@ impl From<&TermsRequest> for v1::Terms {
             qos: text(terms.qos.as_ref()),
             partition: text(terms.partition.as_ref()),
             nice: terms.nice,
+            reservation: text(terms.reservation.as_ref()),
         }
     }
 }
@@ -38,6 +39,7 @@ impl TryFrom<v1::Terms> for TermsRequest {
             qos: named(&terms.qos)?,
             partition: named(&terms.partition)?,
             nice: terms.nice,
+            reservation: named(&terms.reservation)?,
         })
     }
 }
@@ -49,6 +51,7 @@ impl From<&Terms> for v1::Terms {
             qos: terms.qos.to_string(),
             partition: terms.partition.to_string(),
             nice: terms.nice,
+            reservation: text(terms.reservation.as_ref()),
         }
     }
 }

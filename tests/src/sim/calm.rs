@@ -43,6 +43,7 @@ impl World {
     pub(super) fn clear_up(&mut self) -> Result<(), String> {
         self.next_event = self.now + LOOK;
         self.operate();
+        self.take_all_back();
         if self.held().is_empty() {
             self.judge_left()?;
             self.stop_sessions(true);
@@ -64,6 +65,8 @@ impl World {
             return Ok(());
         };
         let jobs = broker.state().jobs.values();
+        // Those that wait for a reservation wait in vain.
+        let jobs = jobs.filter(|job| job.terms.reservation.is_none());
         for job in jobs.filter(|job| job.state() == JobState::Pending) {
             self.counts.add("waits for what is not there");
             if site.can_hold(&job.request.at_last()) {

@@ -22,7 +22,7 @@ impl World {
     pub(super) fn happen(&mut self) {
         // While another cluster's store is in its place nobody can be told anything that lasts.
         let ours = self.store.aside.is_none();
-        match self.rng.below(48) {
+        match self.rng.below(52) {
             0..=13 if ours => self.open(),
             14..=17 if ours => self.stop(),
             18 if ours => self.remove(),
@@ -49,6 +49,7 @@ impl World {
             39 | 40 => self.cut(),
             41 => self.part(),
             42..=45 if ours => self.submit(),
+            46..=49 if ours => self.reserve(),
             _ => self.crash_container(),
         }
     }

@@ -20,6 +20,7 @@ mod oracle;
 mod outfit;
 mod promises;
 mod requests;
+mod reservations;
 pub mod rng;
 mod run;
 mod users;
@@ -82,6 +83,10 @@ pub const EXPECTED: &[&str] = &[
     "request refused",
     "impossible request refused",
     "request repeated",
+    "reservation made",
+    "reservation refused",
+    "reservation taken back",
+    "job in a reservation",
     "node found",
     "node adopted",
     "job found",

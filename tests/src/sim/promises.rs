@@ -69,6 +69,7 @@ impl World {
         if ours && broker_moved {
             self.told.hold(state)?;
             self.judge_grants()?;
+            self.judge_reservations()?;
         }
         self.judge_answer()
     }
@@ -193,8 +194,14 @@ impl World {
 
     fn count_transitions(&mut self) -> Result<(), String> {
         let wall = self.clock.now(self.now);
-        let Some(broker) = &self.broker else { return Ok(()) };
+        if self.broker.is_none() {
+            return Ok(());
+        }
         let restored = std::mem::take(&mut self.other_store);
+        if restored {
+            self.excuse_all();
+        }
+        let Some(broker) = &self.broker else { return Ok(()) };
         for job in broker.state().jobs.values() {
             let state = job.state();
             if job.preemptions() > MAX_PREEMPTIONS as usize {

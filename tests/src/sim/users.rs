@@ -17,7 +17,10 @@ impl World {
                 self.counts.add("request repeated");
                 repeated
             }
-            None => self.new_request(),
+            None => {
+                let request = self.new_request();
+                self.perhaps_reserved(request)
+            }
         };
         self.know_users();
         match self.input(Input::OpenSession(caller.clone(), request.clone())) {
@@ -65,7 +68,7 @@ impl World {
     }
 
     /// The name service tells of users that the directory does not have: its store may have been lost.
-    fn know_users(&mut self) {
+    pub(super) fn know_users(&mut self) {
         for number in 0..USERS.len() {
             let user = user(number);
             let known = self
@@ -189,6 +192,7 @@ impl World {
     fn adopt(&mut self, key: JobKey) -> Option<Result<Reply, Reject>> {
         // It has what it has, whatever its session asks for by now.
         self.judged.insert(key);
+        self.excused.insert(key);
         self.input(Input::AdoptJob(caller("root"), key))
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use carrel_core::broker::{
     Broker, Caller, Change, Effect, Input, OpenSession, Output, PreemptionSettings, QueueSettings, Reject,
-    Reply, Settings,
+    Reply, ReservationSettings, Settings,
 };
 use carrel_core::model::audit::Origin;
 use carrel_core::model::ids::{ClusterId, JobId, JobKey, NodeName};
@@ -24,6 +24,7 @@ use super::network::{Message, Network};
 use super::node::Node;
 use super::outfit::Outfit;
 use super::promises::{Answer, Told};
+use super::reservations::USERS_GPUS;
 use super::rng::Rng;
 
 /// When the world begins, Unix milliseconds.
@@ -120,6 +121,8 @@ pub(super) struct World {
     pub(super) answer: Option<Answer>,
     /// Allocations that were judged, or that this broker did not choose.
     pub(super) judged: BTreeSet<JobKey>,
+    /// Allocations that reservations do not matter to.
+    pub(super) excused: BTreeSet<JobKey>,
     /// The broker's clock was set: what waits for a time may have waited for longer, or for less.
     pub(super) clock_was_set: bool,
     /// A request whose answer was lost, to be repeated.
@@ -163,6 +166,10 @@ pub(super) fn settings(wires: &Wires, mutant: Option<Mutant>) -> Settings {
             preemption: PreemptionSettings {
                 min_runtime: Duration::from_mins(1),
                 max_preemptions: MAX_PREEMPTIONS,
+            },
+            reservations: ReservationSettings {
+                gpus: USERS_GPUS,
+                ..ReservationSettings::default()
             },
             ..QueueSettings::default()
         },
@@ -293,6 +300,7 @@ impl World {
             gangs: BTreeSet::new(),
             answer: None,
             judged: BTreeSet::new(),
+            excused: BTreeSet::new(),
             clock_was_set: false,
             unanswered: None,
             requests: 0,

@@ -34,6 +34,7 @@ impl Broker {
             | Edit::Person(..) => Call::EditAccount,
             Edit::Qos(..) | Edit::DeleteQos(_) => Call::EditQos,
             Edit::Partition(..) | Edit::DeletePartition(_) => Call::EditPartition,
+            Edit::Reservation(..) | Edit::DeleteReservation(_) => Call::EditReservation,
         })?;
         let told = match edit {
             Edit::Account(name, way, edit) => self.edit_account(caller, name, way, edit)?,
@@ -45,7 +46,11 @@ impl Broker {
             Edit::DeleteQos(name) => self.delete_qos(caller, &name)?,
             Edit::Partition(name, way, edit) => self.edit_partition(caller, name, way, edit)?,
             Edit::DeletePartition(name) => self.delete_partition(caller, &name)?,
+            Edit::Reservation(name, way, edit) => self.edit_reservation(caller, name, way, edit)?,
+            Edit::DeleteReservation(name) => self.delete_reservation(caller, &name)?,
         };
+        // Who may use which reservation may be otherwise.
+        self.state.look_again_reserved();
         self.state.forget_order();
         self.output.room = true;
         Ok(if told.is_empty() {

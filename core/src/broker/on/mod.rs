@@ -14,6 +14,8 @@ mod observed;
 mod open;
 mod partition;
 mod qos;
+mod reservation;
+mod reserve;
 mod session;
 mod share;
 mod tick;

@@ -14,7 +14,7 @@ use crate::model::session::{Session, SessionSpec};
 use crate::model::start::StartWish;
 use crate::model::terms::Terms;
 use crate::model::time::Timestamp;
-use crate::placement::MAX_COMPONENTS;
+use crate::placement::{MAX_COMPONENTS, Needs};
 
 /// Sessions that one user may have; more is a script gone wrong.
 const MAX_SESSIONS_PER_USER: usize = 1_000;
@@ -311,7 +311,14 @@ impl State {
         self.must_be_allowed(user, spec)?;
         self.must_make_sense(&spec.request)?;
         self.must_keep_limits(user, terms, spec.request.gpu_milli(), spec.time_limit)?;
-        self.must_be_possible(spec, terms)
+        self.must_be_possible(spec, terms)?;
+        let needs = Needs {
+            request: &spec.request.at_last(),
+            root: spec.container.root,
+            within: None,
+            user: None,
+        };
+        self.must_fit_reserved(needs, terms.reservation.as_ref())
     }
 
     /// Refuses what operators do not let a user have.
@@ -322,7 +329,7 @@ impl State {
 
     /// CPUs and memory where none were asked for: the default, but no more than
     /// the GPUs' share of the smallest node that could be meant.
-    fn default_sizes(&self, request: &mut ResourceRequest) {
+    pub(super) fn default_sizes(&self, request: &mut ResourceRequest) {
         let settings = &self.settings;
         let gpus = request.gpus_per_node;
         // GPUs in thousandths: of slices and shares a part.

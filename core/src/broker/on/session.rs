@@ -51,6 +51,7 @@ impl Broker {
         }
         // Operators decide for all.
         if !(foreign && caller.role >= Role::Operator) {
+            self.state.must_keep_off(now, &job, deadline)?;
             self.state.must_harm_nobody(now, &job, deadline)?;
         }
         placed.deadline = deadline;

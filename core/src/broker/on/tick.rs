@@ -23,6 +23,7 @@ impl Broker {
         self.end_overdue(now);
         self.end_patience(now);
         let (room, over) = self.state.let_begin(now);
+        self.end_reservations(now);
         self.output.room |= room || self.state.next_pass.is_some_and(|at| at <= now);
         for id in over {
             self.give_up(now, id);
@@ -57,7 +58,12 @@ impl Broker {
         let due = self.state.deadlines.iter().take_while(|(at, _)| *at <= now);
         let due: Vec<JobId> = due.map(|(_, id)| *id).collect();
         for id in due {
-            let reason = "reached its time limit".to_owned();
+            let job = self.state.jobs.get(&id);
+            let with = job.and_then(|job| self.state.ended_with(job));
+            let reason = with.map_or_else(
+                || "reached its time limit".to_owned(),
+                |name| format!("its reservation {name} has ended"),
+            );
             self.end_job(
                 now,
                 id,

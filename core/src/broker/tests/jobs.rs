@@ -1,6 +1,7 @@
 //! When a job may start, beside when there is room; and who is asked before a deadline moves.
 
 use super::*;
+use crate::model::batch::{Output, Place};
 use crate::model::job::Hold;
 use crate::model::start::{Conditions, Dependency, DependencyKind};
 
@@ -245,9 +246,13 @@ fn singletons_follow_each_other() {
     };
     let mut submit = |singleton: bool, user: &str| {
         let request = SubmitJob {
-            name: "train".parse().expect("a name"),
+            name: "train".to_owned(),
             spec: gpus(1),
             command: vec!["true".into()],
+            script: None,
+            output: Output::default(),
+            submitted_from: Place::default(),
+            request_key: String::new(),
             requeue: true,
             start: one(singleton),
         };

@@ -14,6 +14,7 @@ mod mps;
 mod nodes;
 mod preemption;
 mod requests;
+mod reservations;
 mod rights;
 mod sharing;
 mod tokens;

@@ -51,6 +51,7 @@ fn class(request: &ResourceRequest) -> ClassKey {
             account: AccountName::default_account(),
             qos: QosName::normal(),
             partition: PartitionName::all(),
+            reservation: None,
             nice: 0,
             top: None,
         },
