@@ -24,7 +24,8 @@ pub(super) struct Told {
     pub(super) stopped: BTreeSet<JobId>,
     /// Batch jobs.
     pub(super) jobs: BTreeSet<JobId>,
-    pub(super) deadlines: BTreeMap<JobId, Timestamp>,
+    /// Of allocations: a job that gave way has its whole time anew.
+    pub(super) deadlines: BTreeMap<JobKey, Timestamp>,
 }
 
 /// What a request to open a session was answered.
@@ -316,10 +317,11 @@ impl Told {
                 return Err(format!("job {job} was stopped and goes on"));
             }
         }
-        for (job, deadline) in &self.deadlines {
-            let placed = state.jobs.get(job).and_then(|job| job.placed());
+        for (key, deadline) in &self.deadlines {
+            let job = state.jobs.get(&key.job).filter(|job| job.key() == Some(*key));
+            let placed = job.and_then(|job| job.placed());
             if placed.is_some_and(|placed| placed.deadline < *deadline) {
-                return Err(format!("the extension of job {job} was acknowledged and is lost"));
+                return Err(format!("the extension of job {key} was acknowledged and is lost"));
             }
         }
         let keys = state

@@ -136,16 +136,17 @@ impl World {
         let Some((id, caller)) = self.pick_session() else {
             return;
         };
-        let job = self
-            .broker
-            .as_ref()
-            .and_then(|broker| broker.state().sessions.get(&id)?.job);
+        let allocation = self.broker.as_ref().and_then(|broker| {
+            let state = broker.state();
+            let job = state.sessions.get(&id)?.job?;
+            state.jobs.get(&job)?.key()
+        });
         let add = Duration::from_mins(1 + self.rng.below(10));
         let answer = self.input(Input::ExtendSession(caller, SessionRef::Id(id), add));
-        if let (Some(Ok(Reply::Deadline(deadline))), Some(job)) = (answer, job) {
+        if let (Some(Ok(Reply::Deadline(deadline))), Some(key)) = (answer, allocation) {
             self.note(format!("session {id} is extended"));
             self.counts.add("session extended");
-            self.told.deadlines.insert(job, deadline);
+            self.told.deadlines.insert(key, deadline);
         }
     }
 

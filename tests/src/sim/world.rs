@@ -501,6 +501,8 @@ impl World {
             if let Change::ForgetJob(job) = change {
                 self.counts.add("job that is over forgotten");
                 self.told.forget(job);
+                // What is found of it later is not known any more, and an operator may adopt it.
+                self.states.remove(&job.id);
             }
         }
         self.store.changes.extend(changes);
