@@ -6,7 +6,7 @@ use carrel_tests::sim::{EXPECTED, Mutant, catch, run, run_seeds};
 use clap::Parser;
 
 /// Worlds in which a planted bug must have been noticed.
-const MUTANT_SEEDS: u64 = 1_500;
+const MUTANT_SEEDS: u64 = 400;
 
 /// Lives simulated worlds, and says what went wrong in them.
 #[derive(Parser)]
