@@ -61,7 +61,7 @@ fn main() -> ExitCode {
     };
     let result = runtime.block_on(async {
         let context = Context::load(cli.globals)?;
-        commands::run(&context, cli.command).await
+        Box::pin(commands::run(&context, cli.command)).await
     });
     // A read of stdin that never ends must not hold the exit.
     runtime.shutdown_background();

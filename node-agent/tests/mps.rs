@@ -70,9 +70,12 @@ impl Program {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };
-        if tokio::time::timeout(PATIENCE, said).await.is_err() {
-            panic!("it does not say {what:?}: {:?}", fs::read_to_string(&self.log));
-        }
+        let in_time = tokio::time::timeout(PATIENCE, said).await.is_ok();
+        assert!(
+            in_time,
+            "it does not say {what:?}: {:?}",
+            fs::read_to_string(&self.log)
+        );
     }
 }
 

@@ -24,9 +24,10 @@ pub(super) async fn list_queue(call: Call, request: ListQueueRequest) -> Result<
     let work = move || {
         let begun = Instant::now();
         let state = snapshot.state();
-        let starts = match request.start {
-            true => starts_of(state, now, || begun.elapsed() < FORESIGHT),
-            false => BTreeMap::new(),
+        let starts = if request.start {
+            starts_of(state, now, || begun.elapsed() < FORESIGHT)
+        } else {
+            BTreeMap::new()
         };
         answer(state, &request, &starts, now)
     };

@@ -49,9 +49,7 @@ impl Watch {
         while !self.over {
             let snapshot = Arc::clone(&self.states.borrow_and_update());
             let state = snapshot.state();
-            let Some(job) = state.jobs.get(&self.id) else {
-                return None;
-            };
+            let job = state.jobs.get(&self.id)?;
             let is_same = self.seen.as_ref().is_some_and(|seen| Arc::ptr_eq(seen, job));
             if !is_same {
                 self.seen = Some(Arc::clone(job));

@@ -62,7 +62,7 @@ fn check(bytes: Vec<u8>, name: &str) -> Result<String> {
         ))
         .hint("put what is long into files beside it"));
     }
-    let line_of = |at: usize| bytes[..at].iter().filter(|byte| **byte == b'\n').count() + 1;
+    let line_of = |at: usize| bytes[..at].split(|byte| *byte == b'\n').count();
     if let Some(at) = bytes.windows(2).position(|pair| pair == b"\r\n") {
         return Err(CliError::usage(format!(
             "{name} has DOS line breaks (CR LF), from line {} on",

@@ -11,7 +11,7 @@ use super::backfill::{Promise, Promises};
 use super::state::State;
 use crate::model::gpu::Inventory;
 use crate::model::ids::{JobId, NodeName, ReservationName};
-use crate::model::job::Job;
+use crate::model::job::{Job, Placed};
 use crate::model::reservation::{Reservation, Span, Times};
 use crate::model::resources::{Allocation, NodeAllocation};
 use crate::model::time::Timestamp;
@@ -164,7 +164,7 @@ impl Closed {
                 let mut own = held.iter().flat_map(|part| &part.gpus);
                 own.any(|own| own.gpu == unit.gpu)
             };
-            let mut units = job.placed().into_iter().flat_map(|placed| placed.unreleased());
+            let mut units = job.placed().into_iter().flat_map(Placed::unreleased);
             // Who holds a part of it still, from before, is counted by itself.
             if !own && !units.any(|part| part.gpus.iter().any(within)) {
                 stands_for.push(job.id);
@@ -211,7 +211,7 @@ fn grow(parts: &mut Vec<NodeAllocation>, state: &State, jobs: &[JobId]) {
     let mut grown: BTreeMap<NodeName, NodeAllocation> = own.map(|part| (part.node.clone(), part)).collect();
     let mut sums: BTreeMap<&NodeName, (u32, u64)> = BTreeMap::new();
     let jobs = jobs.iter().filter_map(|id| state.jobs.get(id)?.placed());
-    for held in jobs.flat_map(|placed| placed.unreleased()) {
+    for held in jobs.flat_map(Placed::unreleased) {
         let (cpus, memory) = sums.entry(&held.node).or_default();
         *cpus = cpus.saturating_add(held.cpus);
         *memory = memory.saturating_add(held.memory_bytes);
@@ -245,20 +245,17 @@ pub(super) fn in_each_others_way(
 impl State {
     /// What a reservation holds, node by node, of nodes that there are.
     pub fn parts_of(&self, one: &Reservation) -> Vec<NodeAllocation> {
-        match &one.parts {
-            Some(parts) => {
-                let there = parts.nodes.iter();
-                there
-                    .filter(|part| self.nodes.contains_key(&part.node))
-                    .cloned()
-                    .collect()
-            }
-            None => {
-                let nodes = one
-                    .node_names()
-                    .filter_map(|name| Some((name, self.nodes.get(name)?)));
-                nodes.map(|(name, node)| whole(name, &node.inventory)).collect()
-            }
+        if let Some(parts) = &one.parts {
+            let there = parts.nodes.iter();
+            there
+                .filter(|part| self.nodes.contains_key(&part.node))
+                .cloned()
+                .collect()
+        } else {
+            let nodes = one
+                .node_names()
+                .filter_map(|name| Some((name, self.nodes.get(name)?)));
+            nodes.map(|(name, node)| whole(name, &node.inventory)).collect()
         }
     }
 
@@ -314,7 +311,7 @@ impl Books {
 
     /// All that is promised.
     pub fn made(&self) -> impl Iterator<Item = &Arc<Promise>> {
-        self.books.values().flat_map(|promises| promises.made())
+        self.books.values().flat_map(Promises::made)
     }
 
     /// A job was given something of these nodes.

@@ -83,8 +83,8 @@ fn trees() -> impl Strategy<Value = Vec<Branch>> {
     }
     proptest::collection::vec(shapes, 1..5).prop_map(|tops| {
         let mut next = 0;
-        let top = tops.iter().map(|one| build(one, "root", &mut next)).collect();
-        top
+        let tops = tops.iter().map(|one| build(one, "root", &mut next));
+        tops.collect::<Vec<_>>()
     })
 }
 

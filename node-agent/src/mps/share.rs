@@ -21,7 +21,7 @@ pub(super) struct Limits {
 impl Limits {
     /// Those of so many thousandths of a GPU: threads rounded up, memory down, neither to nothing.
     pub fn of(gpu: &GpuInfo, milli: u16) -> Self {
-        let memory = u128::from(gpu.memory_bytes) * u128::from(milli) / u128::from(WHOLE_MILLI) >> 20;
+        let memory = (u128::from(gpu.memory_bytes) * u128::from(milli) / u128::from(WHOLE_MILLI)) >> 20;
         Self {
             percent: milli.div_ceil(10).clamp(1, 100),
             memory_mib: (gpu.memory_bytes > 0).then(|| u64::try_from(memory).unwrap_or(u64::MAX).max(1)),

@@ -135,9 +135,12 @@ impl TryFrom<v1::EditPartitionRequest> for Edit {
             Message::Delete(name) => return Ok(Self::DeletePartition(name.parse()?)),
         };
         let only = edit.only.map(|text| host_list::parse(&text)).transpose()?;
-        let features = edit.features.map(|text| match text.is_empty() {
-            true => Ok(None),
-            false => text.parse().map(Some),
+        let features = edit.features.map(|text| {
+            if text.is_empty() {
+                Ok(None)
+            } else {
+                text.parse().map(Some)
+            }
         });
         let partition = PartitionEdit {
             description: edit.description,

@@ -12,15 +12,12 @@ use super::world::{USERS, World, caller, cluster, user};
 
 impl World {
     pub(super) fn open(&mut self) {
-        let (caller, request) = match self.unanswered.take() {
-            Some(repeated) => {
-                self.counts.add("request repeated");
-                repeated
-            }
-            None => {
-                let request = self.new_request();
-                self.perhaps_reserved(request)
-            }
+        let (caller, request) = if let Some(repeated) = self.unanswered.take() {
+            self.counts.add("request repeated");
+            repeated
+        } else {
+            let request = self.new_request();
+            self.perhaps_reserved(request)
         };
         self.know_users();
         match self.input(Input::OpenSession(caller.clone(), request.clone())) {

@@ -245,7 +245,7 @@ impl State {
             one.description.clone_from(description);
         }
         let former = one.clone();
-        one.times = self.edited_times(&one, way, edit, now)?;
+        one.times = Self::edited_times(&one, way, edit, now)?;
         if let Some(accounts) = &edit.accounts {
             self.must_be_accounts(accounts)?;
             one.accounts.clone_from(accounts);
@@ -298,7 +298,6 @@ impl State {
     }
 
     fn edited_times(
-        &self,
         one: &Reservation,
         way: Way,
         edit: &ReservationEdit,

@@ -12,7 +12,7 @@ use crate::broker::reserved::{Reserved, in_each_others_way};
 use crate::broker::{Reject, RejectKind, State};
 use crate::model::host_list;
 use crate::model::ids::{JobId, NodeName, PartitionName};
-use crate::model::job::Job;
+use crate::model::job::{Job, Placed};
 use crate::model::partition::NodeSet;
 use crate::model::reservation::{Reservation, Span};
 use crate::model::resources::{Allocation, NodeAllocation, ResourceRequest};
@@ -72,7 +72,7 @@ impl State {
                 let find = |beside| self.free_nodes(one, *count, within, now, beside);
                 let found = beside.into_iter().find_map(find);
                 let what = format!("{count} nodes");
-                (found.ok_or_else(|| self.too_few(&what, one))?, None)
+                (found.ok_or_else(|| Self::too_few(&what, one))?, None)
             }
             Wanted::Gpus { count, model } => {
                 let find = |beside| self.free_gpus(one, (*count, model), within, now, beside);
@@ -82,7 +82,7 @@ impl State {
                 } else {
                     format!("{count} GPUs {model}")
                 };
-                let found = found.ok_or_else(|| self.too_few(&what, one))?;
+                let found = found.ok_or_else(|| Self::too_few(&what, one))?;
                 let nodes = found.nodes.iter().map(|part| part.node.clone()).collect();
                 (nodes, Some(found))
             }
@@ -103,7 +103,7 @@ impl State {
         })
     }
 
-    fn too_few(&self, what: &str, one: &Reservation) -> Reject {
+    fn too_few(what: &str, one: &Reservation) -> Reject {
         let when = one.times;
         Reject::new(RejectKind::Exhausted, format!("{what} are not free {when}"))
             .hint("`carrel queue --all` says what runs until when, `carrel admin reservation list` what is reserved")
@@ -257,7 +257,7 @@ impl State {
         if over.is_empty() {
             return Ok(());
         }
-        let said = over.iter().map(|(job, until)| self.say_overrun(job, *until));
+        let said = over.iter().map(|(job, until)| Self::say_overrun(job, *until));
         let said: Vec<String> = said.collect();
         let why = format!("jobs will still run when it begins: {}", some_of(&said));
         Err(Reject::new(RejectKind::WrongState, why).hint(
@@ -265,8 +265,8 @@ impl State {
         ))
     }
 
-    fn say_overrun(&self, job: &Job, until: Option<Timestamp>) -> String {
-        let nodes = job.placed().into_iter().flat_map(|placed| placed.unreleased());
+    fn say_overrun(job: &Job, until: Option<Timestamp>) -> String {
+        let nodes = job.placed().into_iter().flat_map(Placed::unreleased);
         let nodes: Vec<&NodeName> = nodes.map(|part| &part.node).collect();
         let until = until.map_or_else(
             || "without end".to_owned(),
@@ -282,7 +282,7 @@ impl State {
     /// What is to be said of jobs that will still run when a reservation begins.
     pub(super) fn overrun(&self, one: &Reservation, now: Timestamp) -> Vec<String> {
         let over = self.still_there(one, now).into_iter();
-        over.map(|(job, until)| format!("{} runs on", self.say_overrun(job, until)))
+        over.map(|(job, until)| format!("{} runs on", Self::say_overrun(job, until)))
             .collect()
     }
 
@@ -299,7 +299,7 @@ impl State {
         });
         let late: Vec<(&Job, Option<Timestamp>)> = late.collect();
         let on = |job: &Job, part: &NodeAllocation| -> Vec<NodeAllocation> {
-            let held = job.placed().into_iter().flat_map(|placed| placed.unreleased());
+            let held = job.placed().into_iter().flat_map(Placed::unreleased);
             held.filter(|held| held.node == part.node).cloned().collect()
         };
         let mut in_the_way = BTreeSet::new();

@@ -35,15 +35,15 @@ fn inside(spec: SessionSpec, reservation: &str) -> SessionSpec {
     }
 }
 
-fn nodes(names: &[&str]) -> Option<Wanted> {
-    Some(Wanted::Nodes(names.iter().map(|name| node(name)).collect()))
+fn nodes(names: &[&str]) -> Wanted {
+    Wanted::Nodes(names.iter().map(|name| node(name)).collect())
 }
 
-fn some_gpus(count: u32) -> Option<Wanted> {
-    Some(Wanted::Gpus {
+fn some_gpus(count: u32) -> Wanted {
+    Wanted::Gpus {
         count,
         model: "h100".into(),
-    })
+    }
 }
 
 impl World {
@@ -118,15 +118,15 @@ impl World {
     }
 }
 
-fn alices() -> Option<std::collections::BTreeSet<UserName>> {
-    Some(["alice".parse().expect("a user")].into())
+fn alices() -> std::collections::BTreeSet<UserName> {
+    ["alice".parse().expect("a user")].into()
 }
 
 #[test]
 fn a_maintenance_drains_in_time() {
     let mut world = World::new(&["n1", "n2"]);
     let maintenance = ReservationEdit {
-        wanted: nodes(&["n1", "n2"]),
+        wanted: Some(nodes(&["n1", "n2"])),
         maintenance: Some(true),
         ..world.in_minutes(60, 120)
     };
@@ -163,8 +163,8 @@ fn a_maintenance_drains_in_time() {
 fn a_job_waits_for_its_reservation_and_ends_with_it() {
     let mut world = World::new(&["n1", "n2"]);
     let course = ReservationEdit {
-        wanted: nodes(&["n1"]),
-        users: alices(),
+        wanted: Some(nodes(&["n1"])),
+        users: Some(alices()),
         ..world.in_minutes(30, 60)
     };
     world.reserve("course", course);
@@ -227,8 +227,8 @@ fn a_job_waits_for_its_reservation_and_ends_with_it() {
 fn of_a_part_of_a_node_the_rest_is_for_others() {
     let mut world = World::new(&["n1"]);
     let part = ReservationEdit {
-        wanted: some_gpus(4),
-        users: alices(),
+        wanted: Some(some_gpus(4)),
+        users: Some(alices()),
         ..world.in_minutes(0, 240)
     };
     world.reserve("part", part);
@@ -263,8 +263,8 @@ fn of_a_part_of_a_node_the_rest_is_for_others() {
 fn one_that_recurs_lets_others_in_between() {
     let mut world = World::new(&["n1"]);
     let nightly = ReservationEdit {
-        wanted: nodes(&["n1"]),
-        users: alices(),
+        wanted: Some(nodes(&["n1"])),
+        users: Some(alices()),
         every: Some(Some(Every::Daily)),
         ..world.in_minutes(60, 60)
     };
@@ -301,8 +301,8 @@ fn running_jobs_are_named_that_are_in_the_way() {
     let (_, long) = world.open("bob", open("long", for_minutes(600, 1, 1)));
     let held = world.held(long).nodes[0].node.clone();
     let both = ReservationEdit {
-        wanted: nodes(&["n1", "n2"]),
-        users: alices(),
+        wanted: Some(nodes(&["n1", "n2"])),
+        users: Some(alices()),
         ..world.in_minutes(60, 60)
     };
     let refused = world.try_reserve("ops", "both", both.clone());
@@ -350,8 +350,8 @@ fn gpus_are_chosen_where_they_are_free() {
     let (_, long) = world.open("bob", open("long", for_minutes(600, 1, 3)));
     let busy = world.held(long).nodes[0].node.clone();
     let many = ReservationEdit {
-        wanted: some_gpus(20),
-        users: alices(),
+        wanted: Some(some_gpus(20)),
+        users: Some(alices()),
         ..world.in_minutes(60, 60)
     };
     world.reserve("many", many.clone());
@@ -377,7 +377,7 @@ fn promises_make_room_for_operators_and_for_nobody_else() {
     let (_, promised) = world.open("bob", open("b", for_minutes(60, 1, 8)));
     assert_eq!(world.start_of(promised), Some(60));
     let later = ReservationEdit {
-        wanted: some_gpus(4),
+        wanted: Some(some_gpus(4)),
         ..world.in_minutes(90, 30)
     };
     let refused = world.try_reserve("alice", "mine", later.clone());
@@ -385,7 +385,7 @@ fn promises_make_room_for_operators_and_for_nobody_else() {
     let told = world.reserve(
         "theirs",
         ReservationEdit {
-            users: alices(),
+            users: Some(alices()),
             ..later
         },
     );
@@ -401,7 +401,7 @@ fn promises_make_room_for_operators_and_for_nobody_else() {
 fn users_reserve_within_what_operators_let_them() {
     let mut world = World::new(&["n1"]);
     let mine = ReservationEdit {
-        wanted: some_gpus(2),
+        wanted: Some(some_gpus(2)),
         ..world.in_minutes(10, 30)
     };
     let denied = |world: &mut World, edit: ReservationEdit| {
@@ -416,7 +416,7 @@ fn users_reserve_within_what_operators_let_them() {
     let mut world = World::with(settings, &["n1"]);
     world.try_reserve("alice", "mine", mine.clone()).expect("hers");
     let one = &world.broker.state().reservations[&name("mine")];
-    assert_eq!(Some(&one.users), alices().as_ref());
+    assert_eq!(one.users, alices());
     assert!(
         world
             .try_reserve("alice", "more", mine.clone())
@@ -442,7 +442,7 @@ fn users_reserve_within_what_operators_let_them() {
             ..mine.clone()
         },
         ReservationEdit {
-            wanted: nodes(&["n1"]),
+            wanted: Some(nodes(&["n1"])),
             ..mine.clone()
         },
         ReservationEdit {
@@ -465,8 +465,8 @@ fn users_reserve_within_what_operators_let_them() {
 fn what_makes_no_sense_is_refused() {
     let mut world = World::new(&["n1"]);
     let good = ReservationEdit {
-        wanted: nodes(&["n1"]),
-        users: alices(),
+        wanted: Some(nodes(&["n1"])),
+        users: Some(alices()),
         ..world.in_minutes(10, 30)
     };
     let past = Timestamp(world.now.0 - 120_000);
@@ -517,14 +517,14 @@ fn what_makes_no_sense_is_refused() {
         ),
         (
             ReservationEdit {
-                wanted: nodes(&["n1", "n9"]),
+                wanted: Some(nodes(&["n1", "n9"])),
                 ..good.clone()
             },
             "there is no node n9",
         ),
         (
             ReservationEdit {
-                wanted: nodes(&[]),
+                wanted: Some(nodes(&[])),
                 ..good.clone()
             },
             "no node is named",
@@ -545,7 +545,7 @@ fn what_makes_no_sense_is_refused() {
         ),
         (
             ReservationEdit {
-                wanted: some_gpus(0),
+                wanted: Some(some_gpus(0)),
                 ..good.clone()
             },
             "0 GPUs h100 are not free",
@@ -613,8 +613,8 @@ fn what_makes_no_sense_is_refused() {
 fn who_waits_for_one_that_is_taken_back_says_so() {
     let mut world = World::new(&["n1"]);
     let course = ReservationEdit {
-        wanted: nodes(&["n1"]),
-        users: alices(),
+        wanted: Some(nodes(&["n1"])),
+        users: Some(alices()),
         ..world.in_minutes(10, 60)
     };
     world.reserve("course", course.clone());
@@ -636,7 +636,7 @@ fn who_waits_for_one_that_is_taken_back_says_so() {
     );
     assert!(world.reason(waiting).starts_with("ReservationInvalid"));
     let hers = ReservationEdit {
-        users: alices(),
+        users: Some(alices()),
         ..ReservationEdit::default()
     };
     let set = Edit::Reservation(name("course"), Way::Set, hers);
@@ -649,8 +649,8 @@ fn who_waits_for_one_that_is_taken_back_says_so() {
 fn an_end_that_moves_takes_its_jobs_with_it() {
     let mut world = World::new(&["n1"]);
     let course = ReservationEdit {
-        wanted: nodes(&["n1"]),
-        users: alices(),
+        wanted: Some(nodes(&["n1"])),
+        users: Some(alices()),
         ..world.in_minutes(0, 60)
     };
     world.reserve("course", course);
@@ -680,7 +680,7 @@ fn a_session_is_not_extended_into_what_is_reserved() {
     let mut world = World::new(&["n1"]);
     world.open("bob", open("own", for_minutes(60, 1, 1)));
     let upgrade = ReservationEdit {
-        wanted: nodes(&["n1"]),
+        wanted: Some(nodes(&["n1"])),
         maintenance: Some(true),
         ..world.in_minutes(120, 60)
     };
@@ -725,7 +725,7 @@ fn accounts_below_may_use_it_and_restarts_keep_it() {
     assert_eq!(Member::default().shares, 1);
     assert_eq!(Account::new("x".parse().expect("a name")).shares, 1);
     let course = ReservationEdit {
-        wanted: nodes(&["n1"]),
+        wanted: Some(nodes(&["n1"])),
         accounts: Some(["physics".parse().expect("an account")].into()),
         ..world.in_minutes(10, 60)
     };

@@ -53,7 +53,7 @@ impl Subtree<'_> {
                 left_out |= leaf.iter().any(|cell| cell.forced > 0);
                 continue;
             }
-            for cell in leaf.iter() {
+            for cell in *leaf {
                 hosts += cell.len();
                 if cell.block == ALONE {
                     parts.push(self.block(cell));

@@ -159,6 +159,6 @@ mod tests {
             "carrel: this session ends in 10 minutes, at 14:05 UTC; `carrel extend 2h` moves that"
         );
         assert!(text(Duration::from_secs(9), at).contains("in 9 seconds,"));
-        assert!(text(Duration::from_secs(60), at).contains("in 1 minute,"));
+        assert!(text(Duration::from_mins(1), at).contains("in 1 minute,"));
     }
 }
