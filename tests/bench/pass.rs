@@ -5,13 +5,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use carrel_core::broker::{Broker, Input, Settings};
+use carrel_core::broker::{Broker, Caller, Edit, Input, LimitsEdit, QosEdit, Settings, Way};
+use carrel_core::model::account::Limits;
+use carrel_core::model::audit::Origin;
 use carrel_core::model::fabric::{BlockText, Fabric, FabricText, SwitchText};
-use carrel_core::model::ids::{JobId, NodeName};
+use carrel_core::model::ids::{JobId, NodeName, QosName};
 use carrel_core::model::node::EndCause;
 use carrel_core::model::resources::ResourceRequest;
 use carrel_core::model::time::Timestamp;
 use carrel_core::model::topology::Link;
+use carrel_core::model::user::Role;
+use carrel_core::queue::Limit;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
@@ -52,7 +56,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
         let mut bench = Bench::new(nodes, fabric, options.seed)?;
         let before = resident();
         for _ in 0..jobs {
-            bench.submit(true)?;
+            bench.submit()?;
         }
         let grown = resident().saturating_sub(before);
         figure(
@@ -61,9 +65,8 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
             "KiB",
             "",
         );
-        // Their time comes, and that of no other: one pass looks at all of them.
-        bench.now = bench.now.after(Duration::from_mins(1));
-        let cold = bench.tell(Input::Tick)?;
+        // What kept all of them from starting is taken away: one pass looks at all of them.
+        let cold = bench.open_up()?;
         let (waiting, running) = (
             bench.broker.state().pending.len(),
             bench.broker.state().deadlines.len(),
@@ -73,7 +76,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
         let (mut released, mut submitted) = (Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
             released.push(bench.release()?);
-            submitted.push(bench.submit(false)?);
+            submitted.push(bench.submit()?);
         }
         for (name, times) in [("after_release", released), ("submit", submitted)] {
             figure(
@@ -119,13 +122,25 @@ impl Bench {
             link: Link::NvLink(18),
         };
         let (broker, nodes) = nodes::broker(settings, (nodes as u32, host), USERS, Vec::new(), BEGIN)?;
-        Ok(Self {
+        let mut bench = Self {
             broker,
             nodes,
             now: BEGIN,
             random: SmallRng::seed_from_u64(seed),
             submitted: 0,
-        })
+        };
+        let one = Limits {
+            running: Some(1),
+            ..Limits::default()
+        };
+        bench.limit(
+            Way::Add,
+            LimitsEdit {
+                set: one,
+                ..LimitsEdit::default()
+            },
+        )?;
+        Ok(bench)
     }
 
     /// How long it took, milliseconds.
@@ -135,8 +150,36 @@ impl Bench {
         Ok(begun.elapsed().as_secs_f64() * 1e3)
     }
 
-    /// One more job; `later`: not before the minute is over.
-    fn submit(&mut self, later: bool) -> anyhow::Result<f64> {
+    /// All jobs may start that nothing else keeps from it, and not one of them only.
+    fn open_up(&mut self) -> anyhow::Result<f64> {
+        self.limit(
+            Way::Set,
+            LimitsEdit {
+                clear: vec![Limit::Running],
+                ..LimitsEdit::default()
+            },
+        )
+    }
+
+    /// Limits all jobs together.
+    fn limit(&mut self, way: Way, limits: LimitsEdit) -> anyhow::Result<f64> {
+        let operator = Caller {
+            user: "operator".parse()?,
+            role: Role::Admin,
+            origin: Origin::Local(0),
+        };
+        let edit = QosEdit {
+            limits,
+            ..QosEdit::default()
+        };
+        self.tell(Input::Edit(
+            operator,
+            Box::new(Edit::Qos(QosName::normal(), way, edit)),
+        ))
+    }
+
+    /// One more job.
+    fn submit(&mut self) -> anyhow::Result<f64> {
         self.submitted += 1;
         let request = request(&mut self.random);
         let user = self.random.random_range(0..USERS);
@@ -145,7 +188,6 @@ impl Bench {
         if let Some(spec) = &mut open.spec {
             spec.time_limit = Duration::from_hours(hours);
         }
-        open.start.begin = later.then(|| BEGIN.after(Duration::from_mins(1)));
         self.tell(Input::OpenSession(caller, open))
     }
 

@@ -169,6 +169,9 @@ pub fn check(state: &State) -> Vec<Violation> {
     if !pending.iter().all(placed_right) {
         found.push(Violation::Index("who may start"));
     }
+    if !state.pending.is_consistent() {
+        found.push(Violation::Index("lines of the queue"));
+    }
     if !state.ended.iter().eq(ended.iter()) {
         found.push(Violation::Index("ended jobs"));
     }

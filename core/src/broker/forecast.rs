@@ -235,7 +235,7 @@ impl Copy {
             kind: JobKind::Interactive,
             owner: owner.clone(),
             session: Some(session),
-            request: spec.request.clone(),
+            request: spec.request.clone().into(),
             time_limit: spec.time_limit,
             submitted: self.now,
             after: None,

@@ -12,7 +12,7 @@ use crate::model::resources::ResourceRequest;
 use crate::model::start::{Dependency, DependencyKind};
 use crate::model::time::Timestamp;
 use crate::placement::{Assume, Needs, fits};
-use crate::queue::{ClassKey, Holder, Tallies, Tally};
+use crate::queue::{Holder, Tallies, Tally};
 
 /// Why a pending job may not start, whatever is free.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -182,17 +182,7 @@ impl State {
             self.pending.set_aside(job.id);
             return;
         }
-        let patient = job.request.relaxes_after().next().is_some();
-        let key = ClassKey {
-            owner: job.owner.clone(),
-            terms: job.terms.clone(),
-            kind: job.kind,
-            request: Arc::new(job.request.clone()),
-            time_limit: job.time_limit,
-            root: self.wants_root(job),
-            alone: patient.then_some(job.id),
-        };
-        self.pending.insert(job.id, key, job.since());
+        self.line_up(job);
     }
 
     fn forget_singleton(&mut self, job: &Job) {
@@ -347,7 +337,7 @@ impl State {
     }
 
     /// A job's user is to be root in its containers.
-    fn wants_root(&self, job: &Job) -> bool {
+    pub(super) fn wants_root(&self, job: &Job) -> bool {
         if let Some(batch) = &job.batch {
             return batch.container.root;
         }

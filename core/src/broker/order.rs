@@ -8,17 +8,14 @@ use super::state::State;
 use crate::model::ids::{AccountName, JobId, QosName, UserName};
 use crate::model::job::{Charge, Job, JobKind};
 use crate::model::qos::MAX_PRIORITY;
-use crate::model::resources::Allocation;
+use crate::model::resources::{Allocation, ResourceRequest, UnitRequest};
 use crate::model::time::Timestamp;
 use crate::queue::fair_tree::{Branch, Standing, Standings, Who, standings};
-use crate::queue::pending::OrderVersion;
+use crate::queue::pending::{Line, LineKey, Place};
 use crate::queue::{Class, ClassKey, Factors, Holder, Points};
 
 /// How old fair-share may be: use hardly moves in less, against half-lives of days.
 const STANDINGS_AGE: Duration = Duration::from_mins(1);
-
-/// What decides between two pending jobs; the smallest comes first: an operator's hand, the score, the age, the id.
-pub(super) type Place = (i64, std::cmp::Reverse<i64>, Timestamp, JobId);
 
 /// A job's priority, factor by factor.
 #[derive(Clone, Debug, PartialEq)]
@@ -129,24 +126,26 @@ impl State {
     }
 
     /// What is known of jobs of a class, but for their age.
-    fn factors(&self, key: &ClassKey) -> Factors {
+    fn factors(&self, line: &LineKey, class: &ClassKey) -> Factors {
         let of = |priority: u32| f64::from(priority.min(MAX_PRIORITY)) / f64::from(MAX_PRIORITY);
-        let terms = &key.terms;
-        let standing = self.standings.1.get(&(terms.account.clone(), key.owner.clone()));
+        let standing = self
+            .standings
+            .1
+            .get(&(class.account.clone(), class.owner.clone()));
         Factors {
             fair_share: standing.map_or(1.0, |standing| standing.factor),
-            size: self.share_of_cluster(key.request.gpu_milli()),
-            qos: self.qos.get(&terms.qos).map_or(0.0, |qos| of(qos.priority)),
+            size: self.share_of_cluster(line.request.gpu_milli()),
+            qos: self.qos.get(&line.qos).map_or(0.0, |qos| of(qos.priority)),
             partition: self
                 .partitions
-                .get(&terms.partition)
+                .get(&line.partition)
                 .map_or(0.0, |partition| of(partition.priority)),
-            interactive: match key.kind {
+            interactive: match line.kind {
                 JobKind::Interactive => 1.0,
                 JobKind::Batch => 0.0,
             },
             since: Timestamp(0),
-            nice: terms.nice,
+            nice: class.nice,
         }
     }
 
@@ -159,85 +158,71 @@ impl State {
         }
     }
 
-    fn order_version(&self) -> OrderVersion {
-        (self.ordered, self.hosts.epoch())
+    /// Puts a job that may start among those that it waits with.
+    pub(super) fn line_up(&mut self, job: &Job) {
+        let (line, class) = self.keys(job);
+        let rest = self.settings.queue.weights.rest(&self.factors(&line, &class));
+        let since = job.since();
+        let class = |line| ClassKey { line, ..class };
+        self.pending.insert(job.id, line, class, since, rest);
     }
 
-    /// Works out anew what of classes' priorities is not age, where something else is so by now.
+    /// In which line a job waits, and in which class of which line that is numbered yet to be.
+    fn keys(&self, job: &Job) -> (LineKey, ClassKey) {
+        let terms = &job.terms;
+        let is_shared = |one: &ResourceRequest| matches!(one.unit, UnitRequest::Share { .. });
+        let shared = job.request.components().any(is_shared);
+        let patient = job.request.relaxes_after().next().is_some();
+        let line = LineKey {
+            time_limit: job.time_limit,
+            request: Arc::clone(&job.request),
+            kind: job.kind,
+            root: self.wants_root(job),
+            qos: terms.qos.clone(),
+            partition: terms.partition.clone(),
+            reservation: terms.reservation.clone(),
+            owner: shared.then(|| job.owner.clone()),
+            alone: patient.then_some(job.id),
+        };
+        let class = ClassKey {
+            line: 0,
+            owner: job.owner.clone(),
+            account: terms.account.clone(),
+            nice: terms.nice,
+            top: terms.top,
+        };
+        (line, class)
+    }
+
+    /// Puts pending jobs in order anew, where what their priorities come from is something else by now.
     pub(super) fn refresh_order(&mut self) {
-        let version = self.order_version();
-        let is_old = |class: &Class| class.rest.is_none_or(|(known, _)| known != version);
-        let old = self.pending.classes().filter(|(_, class)| is_old(class));
-        let old: Vec<(u32, i64)> = old
-            .map(|(number, class)| {
-                (
-                    number,
-                    self.settings.queue.weights.rest(&self.factors(&class.key)),
-                )
-            })
-            .collect();
-        for (number, rest) in old {
-            self.pending.set_rest(number, (version, rest));
-        }
-    }
-
-    /// What of a class's priority is not age.
-    fn rest(&self, class: &Class) -> i64 {
-        match class.rest {
-            Some((version, rest)) if version == self.order_version() => rest,
-            _ => self.settings.queue.weights.rest(&self.factors(&class.key)),
-        }
-    }
-
-    /// The places of a class's jobs, the next one first: the age orders them.
-    fn places<'a>(&'a self, class: &'a Class) -> impl Iterator<Item = Place> + 'a {
-        let rest = self.rest(class);
-        class
-            .jobs
-            .iter()
-            .map(move |(since, job)| self.place(class, rest, *since, *job))
-    }
-
-    fn place(&self, class: &Class, rest: i64, since: Timestamp, job: JobId) -> Place {
-        let score = self.settings.queue.weights.score_since(rest, since);
-        let top = class.key.terms.top.unwrap_or(i64::MAX);
-        (top, std::cmp::Reverse(score), since, job)
+        let version = (self.ordered, self.hosts.epoch());
+        let mut pending = std::mem::take(&mut self.pending);
+        pending.reorder(version, |line, class| {
+            self.settings.queue.weights.rest(&self.factors(line, class))
+        });
+        self.pending = pending;
     }
 
     /// Points of each of a class's jobs, in the same order.
     pub(super) fn points<'a>(
         &'a self,
-        class: &'a Class,
+        (number, class, line): (u32, &'a Class, &'a Line),
         now: Timestamp,
     ) -> impl Iterator<Item = (JobId, i64)> + 'a {
-        let factors = self.factors(&class.key);
-        class.jobs.iter().map(move |(since, job)| {
-            let factors = Factors {
-                since: *since,
-                ..factors
-            };
+        let factors = self.factors(&line.key, &class.key);
+        self.pending.members(number).map(move |(since, job)| {
+            let factors = Factors { since, ..factors };
             let lines = self.settings.queue.weights.priority(&factors, now);
-            (*job, lines.iter().map(|line| line.points).sum())
+            (job, lines.iter().map(|line| line.points).sum())
         })
-    }
-
-    /// The place of one of a class's jobs.
-    pub(super) fn place_of(&self, class: &Class, since: Timestamp, job: JobId) -> Place {
-        self.place(class, self.rest(class), since, job)
-    }
-
-    /// The place of a pending job; none: it may not start yet.
-    pub(super) fn place_in_queue(&self, job: JobId) -> Option<Place> {
-        let (number, since) = self.pending.class_of(job)?;
-        let class = self.pending.class(number)?;
-        Some(self.place_of(class, since, job))
     }
 
     /// All pending jobs, the next one first; those that may not start yet come last.
     pub fn in_order(&self) -> Vec<JobId> {
         let mut places: Vec<Place> = Vec::with_capacity(self.pending.len());
-        for (_, class) in self.pending.classes() {
-            places.extend(self.places(class));
+        for (number, class, _) in self.pending.classes() {
+            places.extend(self.pending.places(number, class));
         }
         places.sort_unstable();
         let jobs = places.into_iter().map(|(.., job)| job);
@@ -246,12 +231,13 @@ impl State {
 
     /// Pending jobs that come before one, the next one first.
     pub fn ahead_of(&self, job: JobId) -> Vec<JobId> {
-        let Some(own) = self.place_in_queue(job) else {
+        let Some(own) = self.pending.place_of(job) else {
             return Vec::new();
         };
         let mut ahead: Vec<Place> = Vec::new();
-        for (_, class) in self.pending.classes() {
-            ahead.extend(self.places(class).take_while(|place| *place < own));
+        for (number, class, _) in self.pending.classes() {
+            let places = self.pending.places(number, class);
+            ahead.extend(places.take_while(|place| *place < own));
         }
         ahead.sort_unstable();
         ahead.into_iter().map(|(.., job)| job).collect()
@@ -259,18 +245,10 @@ impl State {
 
     /// A pending job's priority, as it is now.
     pub fn priority(&self, job: &Job, now: Timestamp) -> Priority {
-        let key = ClassKey {
-            owner: job.owner.clone(),
-            terms: job.terms.clone(),
-            kind: job.kind,
-            request: Arc::new(job.request.clone()),
-            time_limit: job.time_limit,
-            root: false,
-            alone: None,
-        };
+        let (line, class) = self.keys(job);
         let factors = Factors {
             since: job.since(),
-            ..self.factors(&key)
+            ..self.factors(&line, &class)
         };
         let member = (job.terms.account.clone(), job.owner.clone());
         let tally = self

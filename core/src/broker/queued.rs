@@ -27,16 +27,13 @@ pub struct Queued {
 /// Everything that waits, the next one first; what may not start yet comes last.
 pub fn queued(state: &State, now: Timestamp) -> Vec<Queued> {
     let classes = state.pending.classes();
-    let points = classes.flat_map(|(_, class)| state.points(class, now));
+    let points = classes.flat_map(|class| state.points(class, now));
     let points: BTreeMap<JobId, i64> = points.collect();
     let mut reasons: BTreeMap<u32, String> = BTreeMap::new();
     let mut reason = |job: &Job| match state.pending.class_of(job.id) {
         Some((number, _)) => reasons
             .entry(number)
-            .or_insert_with(|| {
-                let class = state.pending.class(number);
-                short(state, class.and_then(|class| class.why.as_ref()))
-            })
+            .or_insert_with(|| short(state, state.wait_of(job).as_deref()))
             .clone(),
         None => aside(state, job),
     };

@@ -2,7 +2,6 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
-use std::ops::Bound::{Excluded, Unbounded};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,17 +24,32 @@ use crate::model::session::SessionSpec;
 use crate::model::terms::Terms;
 use crate::model::time::Timestamp;
 use crate::placement::{Assume, Hosts, Needs, Part, WhyNot, find, fits, place, why_not};
-use crate::queue::{Class, ClassKey, Kept, Wait};
+use crate::queue::pending::Spot;
+use crate::queue::{Kept, Wait};
 
 /// Interactive demand is looked at anew after so long while somebody waits for what is kept for it.
 const HEADROOM_AGE: Duration = Duration::from_mins(10);
 
-/// What the job at the head of a class leads to.
+/// What a look at a pending job leads to.
 enum Next {
     /// The next one of its class is looked at.
     Job,
-    /// It is no other with those behind it.
+    /// A limit keeps it from starting: it is no other with the rest of its class.
     Class,
+    /// It waits, and so do all in its line.
+    Line,
+}
+
+/// What a look at a job finds, promises aside.
+enum Look {
+    /// It has started.
+    Started,
+    /// A limit keeps it from starting.
+    Limited,
+    /// It waits for something that no promise can be made of.
+    Waits,
+    /// It waits for others to end.
+    Blocked(Arc<Job>),
 }
 
 /// A pass under way.
@@ -50,6 +64,8 @@ struct Pass {
     headroom: Headroom,
     /// Somebody waits for what is kept for interactive jobs.
     kept_out: bool,
+    /// Lines of which some job has been looked at.
+    looked: BTreeSet<u32>,
 }
 
 impl Pass {
@@ -62,6 +78,7 @@ impl Pass {
             yielding: Yielding::default(),
             headroom: Headroom::default(),
             kept_out: false,
+            looked: BTreeSet::new(),
         }
     }
 }
@@ -81,39 +98,33 @@ impl Broker {
         // What others are being ended for, nobody else gets in between.
         let takers = pass.yielding.takers(pass.former.values().map(Arc::as_ref));
         for id in &takers {
-            if let Some((number, _)) = self.state.pending.class_of(*id) {
-                self.consider(&mut pass, *id, number);
+            if let Some(line) = self.state.pending.line_of(*id) {
+                self.consider(&mut pass, *id, line);
             }
         }
         let promised: BTreeSet<JobId> = pass.promises.made().map(|promise| promise.job).collect();
-        let heads = self.state.pending.classes().filter_map(|(number, class)| {
-            let (since, job) = class.jobs.get_min()?;
-            Some(Reverse((self.state.place_of(class, *since, *job), number)))
-        });
-        let mut heads: BinaryHeap<_> = heads.collect();
-        while let Some(Reverse((place, number))) = heads.pop() {
-            let (.., since, id) = place;
-            let waits = |class| self.waits_on(&pass, class);
-            let next = if promised.contains(&id) {
-                Next::Job
-            } else if self.state.pending.class(number).is_some_and(waits) {
-                Next::Class
-            } else {
-                self.consider(&mut pass, id, number)
-            };
-            match next {
-                Next::Class => {}
-                Next::Job => {
-                    let Some(class) = self.state.pending.class(number) else {
-                        continue;
-                    };
-                    let next = class.jobs.range((Excluded((since, id)), Unbounded)).next();
-                    if let Some((since, id)) = next {
-                        let place = self.state.place_of(class, *since, *id);
-                        heads.push(Reverse((place, number)));
-                    }
-                }
+        let mut waiting = BTreeSet::new();
+        let mut next: BinaryHeap<Reverse<Spot>> = self.state.pending.firsts().map(Reverse).collect();
+        while let Some(Reverse(spot)) = next.pop() {
+            if waiting.contains(&spot.line) {
+                continue;
             }
+            let led_to = if promised.contains(&spot.job()) {
+                Next::Job
+            } else if self.waits_on(&pass, spot.line) {
+                Next::Line
+            } else {
+                self.consider(&mut pass, spot.job(), spot.line)
+            };
+            let with_class = match led_to {
+                Next::Line => {
+                    waiting.insert(spot.line);
+                    continue;
+                }
+                Next::Class => false,
+                Next::Job => true,
+            };
+            next.extend(self.state.pending.after(&spot, with_class).map(Reverse));
         }
         let made = pass.promises.made();
         self.state.promises = made.map(|promise| (promise.job, Arc::clone(promise))).collect();
@@ -121,12 +132,20 @@ impl Broker {
         self.state.next_pass = pass.yielding.next_look(now).into_iter().chain(headroom).min();
     }
 
-    /// Whether it is known without a look that jobs of a class wait as they did: there is no room for them, they are
+    /// Whether it is known without a look that jobs of a line wait as they did: there is no room for them, they are
     /// promised nothing, and nobody is ended for them.
-    fn waits_on(&self, pass: &Pass, class: &Class) -> bool {
-        let key = &class.key;
-        let promises = pass.promises.known(key.terms.reservation.as_ref());
-        let Some(promises) = promises.filter(|_| key.terms.reservation.is_none()) else {
+    fn waits_on(&self, pass: &Pass, number: u32) -> bool {
+        let Some(line) = self
+            .state
+            .pending
+            .line(number)
+            .filter(|_| !pass.looked.contains(&number))
+        else {
+            return false;
+        };
+        let key = &line.key;
+        let promises = pass.promises.known(key.reservation.as_ref());
+        let Some(promises) = promises.filter(|_| key.reservation.is_none()) else {
             return false;
         };
         let has_promise = promises.made().len() < self.state.settings.queue.promises as usize;
@@ -134,8 +153,8 @@ impl Broker {
             return false;
         }
         let known = || pass.unfit.known(&key.request, key);
-        match class.why {
-            Some(Wait::Resources) => class.when_free == Some((self.state.hosts.epoch(), true)) && known().now,
+        match line.why {
+            Some(Wait::Resources) => line.when_free == Some((self.state.hosts.epoch(), true)) && known().now,
             Some(Wait::Priority(ahead)) => {
                 let until = pass.now.after(key.time_limit).after(self.state.settings.grace);
                 let (known, first) = (known(), promises.before(until));
@@ -150,21 +169,26 @@ impl Broker {
     /// Looks at a job that has just been queued, when nothing else has changed: those before it were looked at,
     /// and have what they can have.
     pub(super) fn schedule_new(&mut self, now: Timestamp, id: JobId) {
-        let fresh = self.state.refresh_standings(now, Some(id));
-        let (Some((number, _)), Some(place)) =
-            (self.state.pending.class_of(id), self.state.place_in_queue(id))
+        if self.state.refresh_standings(now, Some(id)) {
+            // The order may be another one.
+            self.output.room = true;
+            return;
+        }
+        let (Some(number), Some(place)) = (self.state.pending.line_of(id), self.state.pending.place_of(id))
         else {
             return;
         };
-        let places = |promise: &JobId| self.state.place_in_queue(*promise);
+        let places = |promise: &JobId| self.state.pending.place_of(*promise);
         let mut promised: Vec<_> = self.state.promises.iter().collect();
         promised.sort_by_key(|(job, _)| places(job));
         let ahead = promised.partition_point(|(job, _)| places(job).is_some_and(|other| other < place));
         let outranks = ahead < promised.len();
         let has_room = promised.len() < self.state.settings.queue.promises as usize;
-        let waits = self.state.pending.class(number).is_some_and(|class| {
-            class.why.is_some() && class.jobs.get_min().is_some_and(|(_, first)| *first != id)
-        });
+        // What was found for those in front of it in its line holds for it.
+        let first = self.state.pending.first(number);
+        let line = self.state.pending.line(number);
+        let waits =
+            line.is_some_and(|line| line.why.is_some()) && first.is_some_and(|first| first.place < place);
         if !waits {
             let job = &self.state.jobs[&id];
             let beside = |other: &JobId| self.state.jobs[other].terms.reservation == job.terms.reservation;
@@ -172,46 +196,42 @@ impl Broker {
             let made = made.map(|(_, promise)| Arc::clone(promise)).collect();
             let books = Books::with(&self.state, now, job, made);
             let mut pass = Pass::new(now, books, OrdMap::new());
-            self.consider_alone(&mut pass, id, number);
+            self.look(&mut pass, id, number);
         }
         let job = self.state.jobs.get(&id);
         let preempts = job.is_some_and(|job| self.state.may_preempt(job)) && self.state.has_yielding();
         let started = !self.state.pending.contains(id);
         // Who was promised something behind it is told anew; and it may be promised something itself.
-        let blocked = self.state.pending.class(number).is_some_and(|class| {
+        let blocked = self.state.pending.line(number).is_some_and(|line| {
             matches!(
-                class.why,
+                line.why,
                 Some(Wait::Resources | Wait::Priority(_) | Wait::Reserved(_))
             )
         });
         self.output.room |=
-            fresh || (started && outranks) || (!started && blocked && (outranks || has_room || preempts));
+            (started && outranks) || (!started && blocked && (outranks || has_room || preempts));
     }
 
     /// Starts a job if it may, and says why it waits if not, but promises nothing.
-    fn consider_alone(
-        &mut self,
-        pass: &mut Pass,
-        id: JobId,
-        number: u32,
-    ) -> Option<(Arc<Job>, Arc<ClassKey>)> {
-        let job = Arc::clone(self.state.jobs.get(&id)?);
-        let class = Arc::clone(&self.state.pending.class(number)?.key);
-        if let Some(reached) = self.state.kept_by_limit(&job, pass.now) {
-            self.state.pending.set_why(number, Wait::Limit(Box::new(reached)));
-            return None;
+    fn look(&mut self, pass: &mut Pass, id: JobId, number: u32) -> Look {
+        let (job, line) = (self.state.jobs.get(&id), self.state.pending.line(number));
+        let (Some(job), Some(line)) = (job.map(Arc::clone), line.map(|line| Arc::clone(&line.key))) else {
+            return Look::Waits;
+        };
+        if self.state.kept_by_limit(&job, pass.now).is_some() {
+            return Look::Limited;
         }
         let asked = self.state.asked_now(&job);
         let state = &self.state;
         let time = state.time_from(&job, pass.now);
         if time.is_zero() {
             // Its reservation is just over.
-            self.state.pending.set_why(number, Wait::Resources);
-            return None;
+            self.state.pending.set_why(number, Some(Wait::Resources));
+            return Look::Waits;
         }
         let until = pass.now.after(time).after(state.settings.grace);
         let needs = state.needs(&job, &asked);
-        let known = pass.unfit.known(&asked, &class);
+        let known = pass.unfit.known(&asked, &line);
         let behind = known.until.is_some_and(|at| at <= until);
         if !known.now && (behind || fits(&state.hosts, needs, Assume::Now)) {
             let found = if behind {
@@ -229,32 +249,34 @@ impl Broker {
                 Ok(allocation) => {
                     let nodes = self.give(pass.now, &job, allocation);
                     pass.promises.given(&self.state, &job, &nodes);
-                    return None;
+                    return Look::Started;
                 }
                 Err(Some(kept)) => {
                     pass.kept_out = true;
-                    self.state.pending.set_why(number, Wait::Headroom(Box::new(kept)));
-                    return None;
+                    self.state
+                        .pending
+                        .set_why(number, Some(Wait::Headroom(Box::new(kept))));
+                    return Look::Waits;
                 }
-                Err(None) if !behind => pass.unfit.learn_until(&asked, &class, until),
+                Err(None) if !behind => pass.unfit.learn_until(&asked, &line, until),
                 Err(None) => {}
             }
             let promises = pass.promises.of(state, &job);
             let ahead = promises.before(until).map(|promise| Wait::Priority(promise.job));
             let reserved = promises.reserved(state, until, needs).map(Wait::Reserved);
             let why = reserved.or(ahead).unwrap_or(Wait::Resources);
-            self.state.pending.set_why(number, why);
-            return Some((job, class));
+            self.state.pending.set_why(number, Some(why));
+            return Look::Blocked(job);
         }
         if !known.now {
-            pass.unfit.learn_now(&asked, &class);
+            pass.unfit.learn_now(&asked, &line);
         }
         let epoch = state.hosts.epoch();
-        let when_free = match self.state.pending.class(number).and_then(|class| class.when_free) {
-            Some((at, when_free)) if at == epoch && class.alone.is_none() => when_free,
+        let when_free = match self.state.pending.line(number).and_then(|line| line.when_free) {
+            Some((at, when_free)) if at == epoch && line.alone.is_none() => when_free,
             _ => {
                 let looked = || fits_when_free(state, needs);
-                let when_free = pass.unfit.fits_when_free(&asked, &class, looked);
+                let when_free = pass.unfit.fits_when_free(&asked, &line, looked);
                 self.state.pending.set_when_free(number, (epoch, when_free));
                 when_free
             }
@@ -263,23 +285,29 @@ impl Broker {
         let state = &self.state;
         if holds_out(state, &job, needs).is_some() {
             // It could start, and waits by its own wish: nobody need wait behind it.
-            self.state.pending.set_why(number, Wait::Wish);
-            return None;
+            self.state.pending.set_why(number, Some(Wait::Wish));
+            return Look::Waits;
         }
         let why = if when_free { Wait::Resources } else { Wait::Nodes };
-        self.state.pending.set_why(number, why);
-        when_free.then_some((job, class))
+        self.state.pending.set_why(number, Some(why));
+        if when_free {
+            Look::Blocked(job)
+        } else {
+            Look::Waits
+        }
     }
 
     /// Starts a job if it may, or promises it a start if it is among the first.
     fn consider(&mut self, pass: &mut Pass, id: JobId, number: u32) -> Next {
-        let Some((job, _)) = self.consider_alone(pass, id, number) else {
-            // Its equals may start where it did; and wait where it does.
-            return if self.state.pending.contains(id) {
-                Next::Class
-            } else {
-                Next::Job
-            };
+        if pass.looked.insert(number) {
+            self.state.pending.set_why(number, None);
+        }
+        let job = match self.look(pass, id, number) {
+            // Its equals may start where it did.
+            Look::Started => return Next::Job,
+            Look::Limited => return Next::Class,
+            Look::Waits => return Next::Line,
+            Look::Blocked(job) => job,
         };
         let asked = self.state.asked_now(&job);
         if self.take_over(pass, &job, &asked) {
@@ -287,12 +315,12 @@ impl Broker {
         }
         let promises = pass.promises.of(&self.state, &job);
         if promises.made().len() >= self.state.settings.queue.promises as usize {
-            return Next::Class;
+            return Next::Line;
         }
         let ending = pass.yielding.ending_for(id);
         match promises.promise(&self.state, (&job, &asked), &pass.former, ending) {
             Some(_) => Next::Job,
-            None => Next::Class,
+            None => Next::Line,
         }
     }
 

@@ -190,6 +190,7 @@ impl State {
         now: Timestamp,
     ) -> Self {
         let lease_ms = u64::try_from(settings.lease.as_millis()).unwrap_or(u64::MAX);
+        let pending = Pending::by(settings.queue.weights.clone());
         let hosts = Hosts::over(Arc::clone(&settings.fabric));
         let mut state = Self {
             settings,
@@ -219,7 +220,7 @@ impl State {
             session_names: OrdMap::new(),
             request_keys: OrdMap::new(),
             submit_keys: OrdMap::new(),
-            pending: Pending::default(),
+            pending,
             patience: OrdSet::new(),
             begins: OrdSet::new(),
             reserved_at: now,
@@ -404,12 +405,18 @@ impl State {
 
     /// Puts a session in place of its former self, indexes and all.
     pub(super) fn insert_session(&mut self, session: Arc<Session>) {
-        self.remove_session(session.id);
-        self.session_names
-            .insert((session.owner.clone(), session.name.clone()), session.id);
-        if !session.request_key.is_empty() {
-            self.request_keys
-                .insert((session.owner.clone(), session.request_key.clone()), session.id);
+        let old = self.sessions.get(&session.id);
+        let same = old.is_some_and(|old| {
+            (&old.owner, &old.name, &old.request_key) == (&session.owner, &session.name, &session.request_key)
+        });
+        if !same {
+            self.remove_session(session.id);
+            self.session_names
+                .insert((session.owner.clone(), session.name.clone()), session.id);
+            if !session.request_key.is_empty() {
+                self.request_keys
+                    .insert((session.owner.clone(), session.request_key.clone()), session.id);
+            }
         }
         self.sessions.insert(session.id, session);
     }

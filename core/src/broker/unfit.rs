@@ -9,7 +9,7 @@ use crate::model::constraints::Constraints;
 use crate::model::ids::{PartitionName, ReservationName, UserName};
 use crate::model::resources::{ResourceRequest, UnitRequest};
 use crate::model::time::Timestamp;
-use crate::queue::ClassKey;
+use crate::queue::LineKey;
 
 /// Amounts of which none is less than another that are remembered of one kind: these are few.
 const MAX_REMEMBERED: usize = 64;
@@ -50,14 +50,13 @@ struct Kind {
 }
 
 impl Kind {
-    fn of(asked: &ResourceRequest, class: &ClassKey) -> Self {
-        let shared = matches!(asked.unit, UnitRequest::Share { .. });
+    fn of(asked: &ResourceRequest, line: &LineKey) -> Self {
         let anywhere = asked.constraints == Constraints::default();
         Self {
-            root: class.root,
-            partition: class.terms.partition.clone(),
-            reservation: class.terms.reservation.clone(),
-            owner: shared.then(|| class.owner.clone()),
+            root: line.root,
+            partition: line.partition.clone(),
+            reservation: line.reservation.clone(),
+            owner: line.owner.clone(),
             unit: asked.unit.clone(),
             gpus: asked.gpus_per_node,
             gpu_model: asked.gpu_model.clone(),
@@ -100,13 +99,13 @@ impl Amount {
 
 impl Unfit {
     /// What is known of a request. Of several components nothing ever is.
-    pub fn known(&self, asked: &ResourceRequest, class: &ClassKey) -> Known {
+    pub fn known(&self, asked: &ResourceRequest, line: &LineKey) -> Known {
         let mut all = Known::default();
         if self.unfit.is_empty() || !asked.more.is_empty() {
             return all;
         }
         let wanted = Amount::of(asked);
-        let known = self.unfit.get(&Kind::of(asked, class)).into_iter().flatten();
+        let known = self.unfit.get(&Kind::of(asked, line)).into_iter().flatten();
         for (_, known) in known.filter(|(amount, _)| amount.is_within(&wanted)) {
             all.now |= known.now;
             all.until = all.until.into_iter().chain(known.until).min();
@@ -115,28 +114,28 @@ impl Unfit {
     }
 
     /// It does not fit on what is free.
-    pub fn learn_now(&mut self, asked: &ResourceRequest, class: &ClassKey) {
+    pub fn learn_now(&mut self, asked: &ResourceRequest, line: &LineKey) {
         let known = Known {
             now: true,
             until: None,
         };
-        self.learn(asked, class, known);
+        self.learn(asked, line, known);
     }
 
     /// It does not fit beside what is promised, if it ends at that time.
-    pub fn learn_until(&mut self, asked: &ResourceRequest, class: &ClassKey, until: Timestamp) {
+    pub fn learn_until(&mut self, asked: &ResourceRequest, line: &LineKey, until: Timestamp) {
         let known = Known {
             now: false,
             until: Some(until),
         };
-        self.learn(asked, class, known);
+        self.learn(asked, line, known);
     }
 
-    fn learn(&mut self, asked: &ResourceRequest, class: &ClassKey, new: Known) {
+    fn learn(&mut self, asked: &ResourceRequest, line: &LineKey, new: Known) {
         if !asked.more.is_empty() {
             return;
         }
-        let all = self.unfit.entry(Kind::of(asked, class)).or_default();
+        let all = self.unfit.entry(Kind::of(asked, line)).or_default();
         let amount = Amount::of(asked);
         // What follows from the new one need not be remembered.
         let follows = |known: &Known| match (new.until, known.until) {
@@ -155,13 +154,13 @@ impl Unfit {
     pub fn fits_when_free(
         &mut self,
         asked: &ResourceRequest,
-        class: &ClassKey,
+        line: &LineKey,
         looked: impl FnOnce() -> bool,
     ) -> bool {
         if !asked.more.is_empty() {
             return looked();
         }
-        let known = self.fit.entry(Kind::of(asked, class)).or_default();
+        let known = self.fit.entry(Kind::of(asked, line)).or_default();
         let wanted = Amount::of(asked);
         if known.iter().any(|amount| wanted.is_within(amount)) {
             return true;

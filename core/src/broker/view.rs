@@ -1,5 +1,7 @@
 //! What readers want to know of a state.
 
+use std::borrow::Cow;
+
 use super::forecast::start_of;
 use super::found::found_on;
 use super::index::Aside;
@@ -66,6 +68,16 @@ pub fn state_reason(state: &State, job: &Job) -> String {
     }
 }
 
+impl State {
+    /// Why a pending job that may start waits; none: nobody has looked.
+    pub(super) fn wait_of(&self, job: &Job) -> Option<Cow<'_, Wait>> {
+        let line = self.pending.line(self.pending.line_of(job.id)?)?;
+        let limit = self.kept_by_limit(job, self.ticked);
+        let limit = limit.map(|reached| Cow::Owned(Wait::Limit(Box::new(reached))));
+        limit.or_else(|| line.why.as_ref().map(Cow::Borrowed))
+    }
+}
+
 /// Why a job waits, Slurm's word first.
 fn pending_reason(state: &State, job: &Job) -> String {
     match state.aside(job) {
@@ -103,11 +115,7 @@ fn pending_reason(state: &State, job: &Job) -> String {
         }
         None => {}
     }
-    let class = state
-        .pending
-        .class_of(job.id)
-        .and_then(|(number, _)| state.pending.class(number));
-    let Some(why) = class.and_then(|class| class.why.as_ref()) else {
+    let Some(why) = state.wait_of(job) else {
         return "None".to_owned();
     };
     let takes_over = takes_over(state, job);
@@ -120,7 +128,7 @@ fn pending_reason(state: &State, job: &Job) -> String {
         },
         Err(why) => summary(&why),
     };
-    match why {
+    match &*why {
         Wait::Resources | Wait::Priority(_) if takes_over.is_some() => {
             format!("Resources: takes over from {}", takes_over.unwrap_or_default())
         }
@@ -189,7 +197,7 @@ fn told(state: &State, job: &Job, rank: usize) -> Option<String> {
 
 /// Place in the queue, 1 is next; none: not queued.
 pub fn queue_position(state: &State, job: JobId) -> Option<usize> {
-    state.place_in_queue(job).map(|_| state.ahead_of(job).len() + 1)
+    state.pending.place_of(job).map(|_| state.ahead_of(job).len() + 1)
 }
 
 /// Slurm's word for a node's state, and why nothing is placed on it.

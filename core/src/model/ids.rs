@@ -154,9 +154,26 @@ pub struct BadName {
 macro_rules! name_id {
     ($(#[$doc:meta])* $name:ident, $what:literal, $rule:literal, $valid:expr) => {
         $(#[$doc])*
-        #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
         #[serde(try_from = "String", into = "String")]
         pub struct $name(std::sync::Arc<str>);
+
+        impl PartialOrd for $name {
+            fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+                Some(self.cmp(other))
+            }
+        }
+
+        impl Ord for $name {
+            /// That of the texts; a name beside its own copy, as in most lookups, is not read.
+            fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+                if std::sync::Arc::ptr_eq(&self.0, &other.0) {
+                    std::cmp::Ordering::Equal
+                } else {
+                    self.0.cmp(&other.0)
+                }
+            }
+        }
 
         impl $name {
             /// The text.

@@ -252,7 +252,7 @@ pub struct Job {
     /// Session that it is a run of.
     pub session: Option<SessionId>,
     /// What it asks for.
-    pub request: ResourceRequest,
+    pub request: Arc<ResourceRequest>,
     /// How long it may run.
     pub time_limit: Duration,
     /// When it was accepted.

@@ -17,7 +17,7 @@ mod tests;
 
 pub use headroom::Kept;
 pub use past::PastUse;
-pub use pending::{Class, ClassKey, Pending, Wait};
+pub use pending::{Class, ClassKey, Line, LineKey, Pending, Wait};
 pub use priority::{Factors, Points, Weights};
 pub use tally::{Holder, Limit, Reached, Tallies, Tally};
 pub use usage::{Decay, Usage};

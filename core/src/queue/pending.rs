@@ -1,62 +1,98 @@
-//! Pending jobs, arranged for passes: those that are equal but for their age wait in one line.
+//! Pending jobs, arranged for passes: those that are equal but for whose they are and for how long they have waited
+//! stand in one line.
 //!
-//! Whether a job can start depends on what it asks for, for how long, and on whose account: a pass looks at one
-//! job of each such class, and what it finds holds for those behind. So a pass costs what differs, and not
-//! what waits. Borg calls this equivalence classes (<https://research.google/pubs/pub43438/>, 3.4).
+//! Whether there is room for a job depends on what it asks for, for how long, and where it may have it: a pass looks
+//! at one job of each line that may start, and what it finds holds for those behind. In a line, jobs of one user on
+//! the same terms are a class: what limits one of them limits all. So a pass costs what differs, and not what waits.
+//! Borg calls this equivalence classes (<https://research.google/pubs/pub43438/>, 3.4).
 
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::Bound::{Excluded, Unbounded};
 use std::sync::Arc;
 use std::time::Duration;
 
 use imbl::{OrdMap, OrdSet};
 
 use super::headroom::Kept;
+use super::priority::Weights;
 use super::tally::Reached;
-use crate::model::ids::{JobId, ReservationName, UserName};
+use crate::model::ids::{AccountName, JobId, PartitionName, QosName, ReservationName, UserName};
 use crate::model::job::JobKind;
 use crate::model::resources::ResourceRequest;
-use crate::model::terms::Terms;
 use crate::model::time::Timestamp;
 
-/// What decides whether and when a job can start, but for its age.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct ClassKey {
-    /// Whose.
-    pub owner: UserName,
-    /// On what terms.
-    pub terms: Terms,
-    /// Interactive or batch.
-    pub kind: JobKind,
-    /// What is asked for.
-    pub request: Arc<ResourceRequest>,
+/// What decides between two pending jobs; the smallest comes first: an operator's hand, the score, the age, the id.
+pub type Place = (i64, Reverse<i64>, Timestamp, JobId);
+
+/// Comes before all others.
+const FIRST: Place = (i64::MIN, Reverse(i64::MAX), Timestamp(0), JobId(0));
+
+/// What decides whether there is room for a job, and when.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LineKey {
     /// For how long.
     pub time_limit: Duration,
+    /// What is asked for.
+    pub request: Arc<ResourceRequest>,
+    /// Interactive or batch.
+    pub kind: JobKind,
     /// As root.
     pub root: bool,
+    /// With which QOS.
+    pub qos: QosName,
+    /// In which part of the cluster.
+    pub partition: PartitionName,
+    /// In which reservation.
+    pub reservation: Option<ReservationName>,
+    /// Whose, where that matters: GPUs are shared by jobs of one user.
+    pub owner: Option<UserName>,
     /// A job that is like no other: what it asks for changes as it waits.
     pub alone: Option<JobId>,
+}
+
+/// Jobs for which there is room where there is for one of them.
+#[derive(Clone, Debug)]
+pub struct Line {
+    /// In what they are equal.
+    pub key: Arc<LineKey>,
+    hash: u64,
+    /// Why those that no limit keeps from starting wait, as the last pass found it; none: it has looked at none.
+    pub why: Option<Wait>,
+    /// Whether there would be room were all nodes free that are in service, as found at this epoch of the hosts
+    /// ([`crate::placement::Hosts::epoch`]); none: no pass has looked.
+    pub when_free: Option<(u64, bool)>,
+}
+
+/// What decides, beside its line and its age, which place a job has and what limits it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ClassKey {
+    /// Its line's number.
+    pub line: u32,
+    /// Whose.
+    pub owner: UserName,
+    /// On whose account.
+    pub account: AccountName,
+    /// Taken from the priority.
+    pub nice: i32,
+    /// Put before all others.
+    pub top: Option<i64>,
 }
 
 /// Jobs that are equal but for their age.
 #[derive(Clone, Debug)]
 pub struct Class {
     /// In what they are equal.
-    pub key: Arc<ClassKey>,
-    /// Since when each could have started.
-    pub jobs: OrdSet<(Timestamp, JobId)>,
-    /// Why they wait, as the last pass found it; none: no pass has looked at them.
-    pub why: Option<Wait>,
-    /// Whether it would fit were all nodes free that are in service, as found at this epoch of the hosts
-    /// ([`crate::placement::Hosts::epoch`]); none: no pass has looked.
-    pub when_free: Option<(u64, bool)>,
-    /// What of their priority is not age ([`super::Weights::rest`]), and by which version of the order; none: nobody has
-    /// worked it out.
-    pub rest: Option<(OrderVersion, i64)>,
+    pub key: ClassKey,
+    /// What of their priority is not age ([`Weights::rest`]).
+    rest: i64,
 }
 
 /// Tells an order of pending jobs from one by other fair-share or other hosts: the number of each.
 pub type OrderVersion = (u64, u64);
 
-/// Why a class waits.
+/// Why a line waits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wait {
     /// Others hold what it needs.
@@ -69,24 +105,75 @@ pub enum Wait {
     Nodes,
     /// It could start, and holds out for something better.
     Wish,
-    /// A limit.
+    /// A limit: of a class, and not of its line.
     Limit(Box<Reached>),
     /// What is kept for interactive jobs.
     Headroom(Box<Kept>),
 }
 
+/// A job in a line: where a pass is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Spot {
+    /// Its place.
+    pub place: Place,
+    /// Its line.
+    pub line: u32,
+    /// Its class.
+    pub class: u32,
+    /// It is the first of its class.
+    pub first: bool,
+}
+
+impl Spot {
+    /// The job.
+    pub fn job(&self) -> JobId {
+        self.place.3
+    }
+}
+
+/// A line's key behind a number that tells it from most others: they need not be read to be told apart.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Hashed(u64, Arc<LineKey>);
+
+impl Hashed {
+    fn of(key: LineKey) -> Self {
+        // Its keys are fixed: the same in every process.
+        let mut hasher = DefaultHasher::new();
+        key.hash(&mut hasher);
+        Self(hasher.finish(), Arc::new(key))
+    }
+}
+
 /// All pending jobs. Cloning is cheap.
 #[derive(Clone, Debug, Default)]
 pub struct Pending {
+    weights: Arc<Weights>,
+    /// Lines by number.
+    lines: OrdMap<u32, Line>,
+    line_numbers: OrdMap<Hashed, u32>,
     /// Classes by number.
     classes: OrdMap<u32, Class>,
-    numbers: OrdMap<Arc<ClassKey>, u32>,
+    class_numbers: OrdMap<ClassKey, u32>,
+    /// The jobs of each class, the first that could have started first.
+    members: OrdSet<(u32, Timestamp, JobId)>,
+    /// The first of each class, by lines.
+    heads: OrdSet<(u32, Place, u32)>,
     /// Each job's class and since when it could have started; none: it may not start yet, whatever is free.
     jobs: OrdMap<JobId, Option<(u32, Timestamp)>>,
     next: u32,
+    /// By which all are ordered.
+    version: OrderVersion,
 }
 
 impl Pending {
+    /// None yet; these weights order them.
+    pub fn by(weights: Weights) -> Self {
+        Self {
+            weights: Arc::new(weights),
+            ..Self::default()
+        }
+    }
+
     /// Jobs.
     pub fn len(&self) -> usize {
         self.jobs.len()
@@ -115,14 +202,23 @@ impl Pending {
             .map(|(job, _)| *job)
     }
 
-    /// The classes.
-    pub fn classes(&self) -> impl Iterator<Item = (u32, &Class)> {
-        self.classes.iter().map(|(number, class)| (*number, class))
+    /// The classes, each with its number and line.
+    pub fn classes(&self) -> impl Iterator<Item = (u32, &Class, &Line)> {
+        let classes = self.classes.iter();
+        classes.filter_map(|(number, class)| Some((*number, class, self.lines.get(&class.key.line)?)))
     }
 
-    /// A class.
-    pub fn class(&self, number: u32) -> Option<&Class> {
-        self.classes.get(&number)
+    /// The jobs of a class and since when each could have started, in order.
+    pub fn members(&self, class: u32) -> impl Iterator<Item = (Timestamp, JobId)> + '_ {
+        let from = (class, Timestamp(0), JobId(0));
+        let own = self.members.range(from..);
+        own.take_while(move |(other, ..)| *other == class)
+            .map(|(_, since, job)| (*since, *job))
+    }
+
+    /// A line.
+    pub fn line(&self, number: u32) -> Option<&Line> {
+        self.lines.get(&number)
     }
 
     /// A job's class, and since when it could have started; none: it is not here, or may not start yet.
@@ -130,33 +226,150 @@ impl Pending {
         self.jobs.get(&job).copied().flatten()
     }
 
-    /// Puts a job into its class.
-    pub fn insert(&mut self, job: JobId, key: ClassKey, since: Timestamp) {
-        self.remove(job);
-        let number = match self.numbers.get(&key) {
-            Some(number) => *number,
-            None => self.add(key),
+    /// A job's line; none: as above.
+    pub fn line_of(&self, job: JobId) -> Option<u32> {
+        let (class, _) = self.class_of(job)?;
+        self.classes.get(&class).map(|class| class.key.line)
+    }
+
+    /// A job's place; none: as above.
+    pub fn place_of(&self, job: JobId) -> Option<Place> {
+        let (class, since) = self.class_of(job)?;
+        Some(self.place(self.classes.get(&class)?, since, job))
+    }
+
+    /// The places of a class's jobs, in order.
+    pub fn places<'a>(&'a self, number: u32, class: &'a Class) -> impl Iterator<Item = Place> + 'a {
+        let members = self.members(number);
+        members.map(|(since, job)| self.place(class, since, job))
+    }
+
+    fn place(&self, class: &Class, since: Timestamp, job: JobId) -> Place {
+        let score = self.weights.score_since(class.rest, since);
+        (class.key.top.unwrap_or(i64::MAX), Reverse(score), since, job)
+    }
+
+    /// The first of each line.
+    pub fn firsts(&self) -> impl Iterator<Item = Spot> + '_ {
+        self.lines.keys().filter_map(|line| self.first_after(*line, None))
+    }
+
+    /// The first of a line.
+    pub fn first(&self, line: u32) -> Option<Spot> {
+        self.first_after(line, None)
+    }
+
+    /// The first of a class that comes next in a line.
+    fn first_after(&self, line: u32, after: Option<&Spot>) -> Option<Spot> {
+        let from = after.map_or((line, FIRST, 0), |spot| (line, spot.place, spot.class));
+        let bound = if after.is_some() {
+            Excluded(from)
+        } else {
+            std::ops::Bound::Included(from)
         };
-        if let Some(class) = self.classes.get_mut(&number) {
-            class.jobs.insert((since, job));
-        }
+        let (other, place, class) = *self.heads.range((bound, Unbounded)).next()?;
+        (other == line).then_some(Spot {
+            place,
+            line,
+            class,
+            first: true,
+        })
+    }
+
+    /// What a pass looks at after a spot: the next job of its class, unless it need not be looked at, and the first of
+    /// the next class if this was the first of its own. Whoever has started since is not there any more: a class's
+    /// new first comes in its place.
+    pub fn after(&self, spot: &Spot, with_class: bool) -> impl Iterator<Item = Spot> {
+        let (.., since, job) = spot.place;
+        let moved = spot.first && !self.contains(job);
+        let same = with_class && !moved;
+        let next = same.then(|| self.next_of_class(spot.class, since, job)).flatten();
+        let next = next.map(|place| Spot {
+            place,
+            first: false,
+            ..*spot
+        });
+        let other = spot
+            .first
+            .then(|| self.first_after(spot.line, Some(spot)))
+            .flatten();
+        next.into_iter().chain(other)
+    }
+
+    fn next_of_class(&self, number: u32, since: Timestamp, job: JobId) -> Option<Place> {
+        let class = self.classes.get(&number)?;
+        let from = Excluded((number, since, job));
+        let (other, since, job) = *self.members.range((from, Unbounded)).next()?;
+        (other == number).then(|| self.place(class, since, job))
+    }
+
+    /// Puts a job into its class, made by `key` from its line's number; `rest` is what of its priority is not age.
+    pub fn insert(
+        &mut self,
+        job: JobId,
+        line: LineKey,
+        key: impl FnOnce(u32) -> ClassKey,
+        since: Timestamp,
+        rest: i64,
+    ) {
+        self.remove(job);
+        let line = Hashed::of(line);
+        let line = match self.line_numbers.get(&line) {
+            Some(number) => *number,
+            None => self.add_line(line),
+        };
+        let key = key(line);
+        let number = match self.class_numbers.get(&key) {
+            Some(number) => *number,
+            None => self.add_class(key, rest),
+        };
+        self.move_head(number, |pending| {
+            pending.members.insert((number, since, job));
+        });
         self.jobs.insert(job, Some((number, since)));
     }
 
-    fn add(&mut self, key: ClassKey) -> u32 {
-        let number = self.next;
-        self.next = self.next.wrapping_add(1);
-        let key = Arc::new(key);
-        self.numbers.insert(Arc::clone(&key), number);
-        let class = Class {
-            key,
-            jobs: OrdSet::new(),
+    fn add_line(&mut self, hashed: Hashed) -> u32 {
+        let number = self.number();
+        let line = Line {
+            key: Arc::clone(&hashed.1),
+            hash: hashed.0,
             why: None,
             when_free: None,
-            rest: None,
         };
-        self.classes.insert(number, class);
+        self.lines.insert(number, line);
+        self.line_numbers.insert(hashed, number);
         number
+    }
+
+    fn add_class(&mut self, key: ClassKey, rest: i64) -> u32 {
+        let number = self.number();
+        self.class_numbers.insert(key.clone(), number);
+        self.classes.insert(number, Class { key, rest });
+        number
+    }
+
+    fn number(&mut self) -> u32 {
+        let number = self.next;
+        self.next = self.next.wrapping_add(1);
+        number
+    }
+
+    /// Does something to a class's members, and keeps the place of its first.
+    fn move_head(&mut self, number: u32, work: impl FnOnce(&mut Self)) {
+        let before = self.head(number);
+        work(self);
+        let after = self.head(number);
+        if before != after {
+            before.map(|head| self.heads.remove(&head));
+            after.map(|head| self.heads.insert(head));
+        }
+    }
+
+    fn head(&self, number: u32) -> Option<(u32, Place, u32)> {
+        let class = self.classes.get(&number)?;
+        let (since, job) = self.members(number).next()?;
+        Some((class.key.line, self.place(class, since, job), number))
     }
 
     /// Takes note of a job that may not start yet.
@@ -170,38 +383,72 @@ impl Pending {
         let Some(Some((number, since))) = self.jobs.remove(&job) else {
             return;
         };
-        let Some(class) = self.classes.get_mut(&number) else {
+        self.move_head(number, |pending| {
+            pending.members.remove(&(number, since, job));
+        });
+        if self.members(number).next().is_some() {
+            return;
+        }
+        let Some(class) = self.classes.remove(&number) else {
             return;
         };
-        class.jobs.remove(&(since, job));
-        if class.jobs.is_empty()
-            && let Some(class) = self.classes.remove(&number)
+        self.class_numbers.remove(&class.key);
+        if self.first(class.key.line).is_none()
+            && let Some(line) = self.lines.remove(&class.key.line)
         {
-            self.numbers.remove(&class.key);
+            self.line_numbers.remove(&Hashed(line.hash, line.key));
         }
     }
 
-    /// Takes note of why a class waits.
-    pub fn set_why(&mut self, number: u32, why: Wait) {
-        let same = self
-            .class(number)
-            .is_some_and(|class| class.why.as_ref() == Some(&why));
-        if let Some(class) = self.classes.get_mut(&number).filter(|_| !same) {
-            class.why = Some(why);
+    /// Puts all in order by what of each class's priority is not age, as it is by this version.
+    pub fn reorder(&mut self, version: OrderVersion, rest: impl Fn(&LineKey, &ClassKey) -> i64) {
+        if self.version == version {
+            return;
+        }
+        self.version = version;
+        let mut moved: BTreeMap<u32, i64> = BTreeMap::new();
+        for (number, class, line) in self.classes() {
+            let rest = rest(&line.key, &class.key);
+            if rest != class.rest {
+                moved.insert(number, rest);
+            }
+        }
+        for (number, rest) in moved {
+            self.move_head(number, |pending| {
+                if let Some(class) = pending.classes.get_mut(&number) {
+                    class.rest = rest;
+                }
+            });
         }
     }
 
-    /// Takes note of whether a class would fit were all nodes free.
+    /// Takes note of why a line waits.
+    pub fn set_why(&mut self, number: u32, why: Option<Wait>) {
+        let same = self.line(number).is_some_and(|line| line.why == why);
+        if let Some(line) = self.lines.get_mut(&number).filter(|_| !same) {
+            line.why = why;
+        }
+    }
+
+    /// Takes note of whether there would be room for a line were all nodes free.
     pub fn set_when_free(&mut self, number: u32, when_free: (u64, bool)) {
-        if let Some(class) = self.classes.get_mut(&number) {
-            class.when_free = Some(when_free);
+        if let Some(line) = self.lines.get_mut(&number) {
+            line.when_free = Some(when_free);
         }
     }
 
-    /// Takes note of what of a class's priority is not age.
-    pub fn set_rest(&mut self, number: u32, rest: (OrderVersion, i64)) {
-        if let Some(class) = self.classes.get_mut(&number) {
-            class.rest = Some(rest);
-        }
+    /// Whether its parts say the same of who waits where.
+    pub fn is_consistent(&self) -> bool {
+        let heads = self.classes.keys().filter_map(|number| self.head(*number));
+        let heads: OrdSet<(u32, Place, u32)> = heads.collect();
+        let members = self.jobs.iter();
+        let members = members.filter_map(|(job, place)| place.map(|(class, since)| (class, since, *job)));
+        let members: OrdSet<(u32, Timestamp, JobId)> = members.collect();
+        heads == self.heads
+            && members == self.members
+            && heads.len() == self.classes.len()
+            && self.class_numbers.len() == self.classes.len()
+            && self.line_numbers.len() == self.lines.len()
+            && self.firsts().count() == self.lines.len()
     }
 }

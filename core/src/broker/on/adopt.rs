@@ -125,14 +125,14 @@ impl Broker {
         };
         let job = Job {
             phase: Phase::Placed(adopted.placed.clone()),
-            request,
+            request: request.into(),
             ..known.unwrap_or_else(|| Job {
                 id: key.job,
                 name: session.name.to_string(),
                 kind: JobKind::Interactive,
                 owner: adopted.owner.clone(),
                 session: Some(id),
-                request: session.spec.request.clone(),
+                request: session.spec.request.clone().into(),
                 time_limit: session.spec.time_limit,
                 submitted: adopted.placed.started,
                 after: None,

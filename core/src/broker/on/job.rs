@@ -144,10 +144,7 @@ impl State {
 
     /// The place before all that are before all others.
     fn before_all(&self) -> i64 {
-        let tops = self
-            .pending
-            .classes()
-            .filter_map(|(_, class)| class.key.terms.top);
+        let tops = self.pending.classes().filter_map(|(_, class, _)| class.key.top);
         tops.min().map_or(0, |first| first - 1)
     }
 

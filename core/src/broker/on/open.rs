@@ -195,7 +195,7 @@ impl Broker {
             kind: JobKind::Interactive,
             owner: session.owner.clone(),
             session: Some(session.id),
-            request: session.spec.request.clone(),
+            request: session.spec.request.clone().into(),
             time_limit: session.spec.time_limit,
             submitted: now,
             after,

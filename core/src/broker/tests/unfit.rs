@@ -5,11 +5,10 @@ use proptest::prelude::*;
 use super::*;
 use crate::broker::unfit::Unfit;
 use crate::model::constraints::Constraints;
-use crate::model::ids::{AccountName, PartitionName, QosName};
+use crate::model::ids::{PartitionName, QosName};
 use crate::model::job::JobKind;
-use crate::model::terms::Terms;
 use crate::placement::{Assume, Reserve, fits};
-use crate::queue::ClassKey;
+use crate::queue::LineKey;
 
 fn request() -> impl Strategy<Value = ResourceRequest> {
     let unit = prop_oneof![
@@ -44,21 +43,17 @@ fn request() -> impl Strategy<Value = ResourceRequest> {
         )
 }
 
-fn class(request: &ResourceRequest) -> ClassKey {
-    ClassKey {
-        owner: "alice".parse().expect("a name"),
-        terms: Terms {
-            account: AccountName::default_account(),
-            qos: QosName::normal(),
-            partition: PartitionName::all(),
-            reservation: None,
-            nice: 0,
-            top: None,
-        },
-        kind: JobKind::Batch,
-        request: Arc::new(request.clone()),
+fn line(request: &ResourceRequest) -> LineKey {
+    let is_shared = matches!(request.unit, UnitRequest::Share { .. });
+    LineKey {
         time_limit: Duration::from_hours(1),
+        request: Arc::new(request.clone()),
+        kind: JobKind::Batch,
         root: false,
+        qos: QosName::normal(),
+        partition: PartitionName::all(),
+        reservation: None,
+        owner: is_shared.then(|| "alice".parse().expect("a name")),
         alone: None,
     }
 }
@@ -83,15 +78,15 @@ proptest! {
         let hosts = &world.broker.state().hosts;
         let mut unfit = Unfit::default();
         for request in &asked {
-            let class = class(request);
+            let line = line(request);
             let fits = fits(hosts, request, Assume::Now);
-            prop_assert!(!(unfit.known(request, &class).now && fits), "{request:?}");
+            prop_assert!(!(unfit.known(request, &line).now && fits), "{request:?}");
             if !fits {
-                unfit.learn_now(request, &class);
-                prop_assert!(unfit.known(request, &class).now);
+                unfit.learn_now(request, &line);
+                prop_assert!(unfit.known(request, &line).now);
             }
             let emptied = crate::placement::fits(hosts, request, Assume::Emptied);
-            prop_assert_eq!(unfit.fits_when_free(request, &class, || emptied), emptied, "{:?}", request);
+            prop_assert_eq!(unfit.fits_when_free(request, &line, || emptied), emptied, "{:?}", request);
         }
     }
 }
