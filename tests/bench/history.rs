@@ -104,7 +104,8 @@ fn job(number: u64, options: &Options) -> Job {
             cpus_per_node: part.cpus,
             memory_bytes_per_node: part.memory_bytes,
             ..ResourceRequest::default()
-        },
+        }
+        .into(),
         time_limit: Duration::from_hours(8),
         submitted: Timestamp(submitted),
         after: None,
@@ -126,7 +127,7 @@ fn job(number: u64, options: &Options) -> Job {
                 exit_code: Some(i32::from(state != JobState::Completed)),
             },
             at: Timestamp(ended),
-            last: Some(Placed {
+            last: Some(Box::new(Placed {
                 generation: Generation::default(),
                 allocation: Allocation { nodes: vec![part] },
                 started: Timestamp(started),
@@ -140,7 +141,7 @@ fn job(number: u64, options: &Options) -> Job {
                 }],
                 ending: None,
                 leaving: None,
-            }),
+            })),
         },
     }
 }

@@ -81,7 +81,7 @@ pub fn wish(user: u32, name: &str, request: ResourceRequest) -> anyhow::Result<(
         origin: Origin::Local(0),
     };
     let spec = SessionSpec {
-        request,
+        request: request.into(),
         image: "any".into(),
         time_limit: std::time::Duration::ZERO,
         env: BTreeMap::new(),

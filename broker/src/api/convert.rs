@@ -77,9 +77,9 @@ pub fn job_because(state: &State, job: &Job, position: Option<usize>, reason: St
     let placed = job.last_placed();
     let (ended, exit_code) = match &job.phase {
         Phase::Ended { ending, at, .. } => (Some(*at), ending.exit_code),
-        Phase::Placed(Placed {
-            ending: Some(ending), ..
-        }) => (None, ending.exit_code),
+        Phase::Placed(placed) if placed.ending.is_some() => {
+            (None, placed.ending.as_ref().and_then(|ending| ending.exit_code))
+        }
         Phase::Placed(_) | Phase::Pending => (None, None),
     };
     let session = job.session.and_then(|id| state.sessions.get(&id));
@@ -102,7 +102,7 @@ pub fn job_because(state: &State, job: &Job, position: Option<usize>, reason: St
         queue_position: position
             .and_then(|position| u32::try_from(position).ok())
             .unwrap_or(0),
-        request: Some((&job.request).into()),
+        request: Some((&*job.request).into()),
         time_limit_s: job.time_limit.as_secs(),
         image: match &job.batch {
             Some(batch) => batch.image.clone(),

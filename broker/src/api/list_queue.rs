@@ -76,7 +76,7 @@ fn message(job: &Job) -> QueuedJob {
         kind: v1::JobKind::from(job.kind).into(),
         state: v1::JobState::from(job.state()).into(),
         terms: Some((&job.terms).into()),
-        request: Some((&job.request).into()),
+        request: Some((&*job.request).into()),
         time_limit_s: job.time_limit.as_secs(),
         submitted_ms: job.submitted.millis(),
         top: job.terms.top.is_some(),

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use carrel_core::broker::{Input, OpenSession, Reply};
+use carrel_core::model::resources::ResourceRequest;
 use carrel_core::model::session::{ContainerOptions, SessionSpec};
 use carrel_core::model::start::StartWish;
 use carrel_proto::convert::ConvertError;
@@ -79,7 +80,7 @@ pub(super) fn spec(spec: v1::SessionSpec) -> Result<SessionSpec, Status> {
     image(&spec.image)?;
     directory(&spec.workdir)?;
     Ok(SessionSpec {
-        request: resources.try_into().map_err(unreadable)?,
+        request: ResourceRequest::try_from(resources).map_err(unreadable)?.into(),
         image: spec.image,
         time_limit: Duration::from_secs(spec.time_limit_s),
         env: variables(spec.env)?,

@@ -127,7 +127,7 @@ mod tests {
             ..ResourceRequest::default()
         };
         let spec = SessionSpec {
-            request,
+            request: request.into(),
             image: "i".into(),
             time_limit: std::time::Duration::from_secs(1),
             env: std::collections::BTreeMap::new(),

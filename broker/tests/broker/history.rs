@@ -90,7 +90,7 @@ fn life(rng: &mut Rng, id: u64) -> Vec<Job> {
         kind: JobKind::Batch,
         owner: rng.pick(&USERS).parse().expect("a name"),
         session: None,
-        request: ResourceRequest::default(),
+        request: ResourceRequest::default().into(),
         time_limit: Duration::from_hours(1),
         submitted: at(hour),
         after: None,
@@ -111,7 +111,7 @@ fn life(rng: &mut Rng, id: u64) -> Vec<Job> {
     for turn in 0..=rng.below(3) {
         hour += rng.below(5);
         let held = placed(rng, hour);
-        job.phase = Phase::Placed(held.clone());
+        job.phase = Phase::Placed(Box::new(held.clone()));
         states.push(job.clone());
         hour += rng.below(12);
         match rng.below(4) {
@@ -138,7 +138,7 @@ fn life(rng: &mut Rng, id: u64) -> Vec<Job> {
                         exit_code: None,
                     },
                     at: at(hour),
-                    last: Some(held),
+                    last: Some(Box::new(held)),
                 };
                 states.push(job);
                 return states;

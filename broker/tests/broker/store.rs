@@ -53,7 +53,7 @@ fn job(id: u64, phase: Phase) -> Change {
         kind: JobKind::Interactive,
         owner: "alice".parse().expect("a name"),
         session: Some(SessionId(3)),
-        request: request(),
+        request: request().into(),
         time_limit: Duration::from_mins(1),
         submitted: Timestamp(1_000),
         after: None,
@@ -282,7 +282,7 @@ fn entities() -> Vec<Change> {
             name: "dev".parse().expect("a name"),
             owner: "alice".parse().expect("a name"),
             spec: SessionSpec {
-                request: request(),
+                request: request().into(),
                 image: "i".into(),
                 time_limit: Duration::from_millis(1_500),
                 env: [("A".to_owned(), "1".to_owned())].into(),
@@ -300,13 +300,13 @@ fn entities() -> Vec<Change> {
         })),
         Change::PutPastUse(Arc::new(past_use())),
         Change::PutPastDemand("H100".into(), past_demand()),
-        job(1, Phase::Placed(placed.clone())),
+        job(1, Phase::Placed(Box::new(placed.clone()))),
         job(
             2,
             Phase::Ended {
                 ending,
                 at: Timestamp(3),
-                last: Some(placed),
+                last: Some(Box::new(placed)),
             },
         ),
         Change::PutRemoval("n1".parse().expect("a name"), SessionId(2)),

@@ -88,7 +88,7 @@ pub fn plan(state: &State, caller: &Caller, spec: SessionSpec, now: Timestamp) -
     let start = |request: &ResourceRequest| {
         let mut copy = Copy::of(state, now);
         let spec = SessionSpec {
-            request: request.clone(),
+            request: request.clone().into(),
             ..spec.clone()
         };
         let job = copy.submit(&caller.user, spec, terms.clone());
@@ -96,7 +96,7 @@ pub fn plan(state: &State, caller: &Caller, spec: SessionSpec, now: Timestamp) -
     };
     let asked = Choice {
         start: start(&spec.request),
-        request: spec.request.clone(),
+        request: (*spec.request).clone(),
     };
     let why_not = (!asked.is_now(now))
         .then(|| why_not(state, &caller.user, &spec, &terms))
@@ -204,14 +204,10 @@ impl Copy {
             if let Phase::Placed(placed) = &job.phase
                 && placed.ending.is_some()
             {
-                let phase = Phase::Placed(Placed {
+                let job = job.with_placed(Placed {
                     deadline: over,
-                    ..placed.clone()
+                    ..(**placed).clone()
                 });
-                let job = Job {
-                    phase,
-                    ..(**job).clone()
-                };
                 broker.state.insert_job(Arc::new(job));
             }
         }
@@ -235,7 +231,7 @@ impl Copy {
             kind: JobKind::Interactive,
             owner: owner.clone(),
             session: Some(session),
-            request: spec.request.clone().into(),
+            request: spec.request.clone(),
             time_limit: spec.time_limit,
             submitted: self.now,
             after: None,
@@ -294,14 +290,11 @@ impl Copy {
             let grace = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
             let deadline = Timestamp(leaving.killed.0.saturating_sub(grace));
             if deadline < placed.deadline {
-                let phase = Phase::Placed(Placed {
+                let placed = Placed {
                     deadline,
-                    ..placed.clone()
-                });
-                state.insert_job(Arc::new(Job {
-                    phase,
-                    ..(*job).clone()
-                }));
+                    ..(**placed).clone()
+                };
+                state.insert_job(Arc::new(job.with_placed(placed)));
             }
         }
     }

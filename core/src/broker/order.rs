@@ -175,7 +175,7 @@ impl State {
         let patient = job.request.relaxes_after().next().is_some();
         let line = LineKey {
             time_limit: job.time_limit,
-            request: Arc::clone(&job.request),
+            request: job.request.clone(),
             kind: job.kind,
             root: self.wants_root(job),
             qos: terms.qos.clone(),

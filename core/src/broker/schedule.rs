@@ -17,7 +17,7 @@ use super::unfit::Unfit;
 use super::{Broker, Reject, RejectKind};
 use crate::model::audit::Action;
 use crate::model::ids::{JobId, NodeName, SessionId};
-use crate::model::job::{Ending, Job, JobState, Phase, Placed, RankStatus};
+use crate::model::job::{Ending, Job, JobState, Placed, RankStatus};
 use crate::model::qos::Preemption;
 use crate::model::resources::{Allocation, ResourceRequest};
 use crate::model::session::SessionSpec;
@@ -391,10 +391,7 @@ impl Broker {
             job_subject(job),
             detail,
         );
-        self.put_job(Job {
-            phase: Phase::Placed(placed),
-            ..job.clone()
-        });
+        self.put_job(job.with_placed(placed));
         if let Some(session) = job.session.and_then(|id| self.state.sessions.get(&id)).cloned() {
             let mut session = (*session).clone();
             let new: Vec<_> = nodes

@@ -8,6 +8,7 @@ use super::batch::Batch;
 use super::cpus::Binding;
 use super::ids::{Generation, JobId, JobKey, SessionId, UserName};
 use super::resources::{Allocation, ResourceRequest};
+use super::shared::Shared;
 use super::start::Conditions;
 use super::terms::Terms;
 use super::time::Timestamp;
@@ -191,7 +192,7 @@ pub enum Phase {
     /// Waits.
     Pending,
     /// Holds resources: CONFIGURING, RUNNING or COMPLETING.
-    Placed(Placed),
+    Placed(Box<Placed>),
     /// Over.
     Ended {
         /// How.
@@ -199,7 +200,7 @@ pub enum Phase {
         /// When.
         at: Timestamp,
         /// What it last held, for the record.
-        last: Option<Placed>,
+        last: Option<Box<Placed>>,
     },
 }
 
@@ -252,7 +253,7 @@ pub struct Job {
     /// Session that it is a run of.
     pub session: Option<SessionId>,
     /// What it asks for.
-    pub request: Arc<ResourceRequest>,
+    pub request: Shared<ResourceRequest>,
     /// How long it may run.
     pub time_limit: Duration,
     /// When it was accepted.
@@ -299,6 +300,15 @@ impl Job {
         }
     }
 
+    /// The same job as one that holds something, in this way.
+    #[must_use]
+    pub fn with_placed(&self, placed: Placed) -> Self {
+        Self {
+            phase: Phase::Placed(Box::new(placed)),
+            ..self.clone()
+        }
+    }
+
     /// What it holds now.
     pub fn placed(&self) -> Option<&Placed> {
         match &self.phase {
@@ -311,7 +321,7 @@ impl Job {
     pub fn last_placed(&self) -> Option<&Placed> {
         match &self.phase {
             Phase::Placed(placed) => Some(placed),
-            Phase::Ended { last, .. } => last.as_ref(),
+            Phase::Ended { last, .. } => last.as_deref(),
             Phase::Pending => None,
         }
     }

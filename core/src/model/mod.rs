@@ -19,6 +19,7 @@ pub mod qos;
 pub mod reservation;
 pub mod resources;
 pub mod session;
+pub mod shared;
 pub mod start;
 pub mod terms;
 pub mod time;

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::ids::{JobId, NodeName, SessionId, SessionName, UserName};
 use super::resources::ResourceRequest;
+use super::shared::Shared;
 use super::terms::TermsRequest;
 use super::time::Timestamp;
 
@@ -31,7 +32,7 @@ pub enum SessionState {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionSpec {
     /// What its job asks for.
-    pub request: ResourceRequest,
+    pub request: Shared<ResourceRequest>,
     /// Image reference.
     pub image: String,
     /// How long a start may run.

@@ -21,6 +21,7 @@ use super::tally::Reached;
 use crate::model::ids::{AccountName, JobId, PartitionName, QosName, ReservationName, UserName};
 use crate::model::job::JobKind;
 use crate::model::resources::ResourceRequest;
+use crate::model::shared::Shared;
 use crate::model::time::Timestamp;
 
 /// What decides between two pending jobs; the smallest comes first: an operator's hand, the score, the age, the id.
@@ -35,7 +36,7 @@ pub struct LineKey {
     /// For how long.
     pub time_limit: Duration,
     /// What is asked for.
-    pub request: Arc<ResourceRequest>,
+    pub request: Shared<ResourceRequest>,
     /// Interactive or batch.
     pub kind: JobKind,
     /// As root.

@@ -133,7 +133,7 @@ impl From<&SessionSpec> for v1::SessionSpec {
             value: value.clone(),
         });
         Self {
-            resources: Some((&spec.request).into()),
+            resources: Some((&*spec.request).into()),
             image: spec.image.clone(),
             time_limit_s: spec.time_limit.as_secs(),
             env: env.collect(),

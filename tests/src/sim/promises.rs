@@ -124,7 +124,7 @@ impl World {
             self.judged.insert(key);
             let waited = placed.started.since(job.submitted);
             let over = |time| self.clock_was_set || waited >= time;
-            let mut asked = Cow::Borrowed(&job.request);
+            let mut asked = Cow::Borrowed(&*job.request);
             let mut relaxes = job.request.relaxes_after();
             while let Some(breach) = site.breach(&asked, &placed.allocation) {
                 // It may have less once its patience is over, and where there never is more.

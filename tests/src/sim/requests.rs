@@ -33,7 +33,7 @@ impl World {
         let mut request = all.next().unwrap_or_default();
         request.more = all.collect();
         let spec = SessionSpec {
-            request,
+            request: request.into(),
             image: String::new(),
             time_limit: Duration::from_mins(2 + self.rng.below(30)),
             env: BTreeMap::new(),

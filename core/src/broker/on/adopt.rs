@@ -121,18 +121,18 @@ impl Broker {
         let request = if asked.all_nodes() == parts.len() as u64 {
             asked.clone()
         } else {
-            held(&parts)
+            held(&parts).into()
         };
         let job = Job {
-            phase: Phase::Placed(adopted.placed.clone()),
-            request: request.into(),
+            phase: Phase::Placed(Box::new(adopted.placed.clone())),
+            request,
             ..known.unwrap_or_else(|| Job {
                 id: key.job,
                 name: session.name.to_string(),
                 kind: JobKind::Interactive,
                 owner: adopted.owner.clone(),
                 session: Some(id),
-                request: session.spec.request.clone().into(),
+                request: session.spec.request.clone(),
                 time_limit: session.spec.time_limit,
                 submitted: adopted.placed.started,
                 after: None,
@@ -188,7 +188,7 @@ impl Broker {
             name: self.free_name(&adopted.owner, &first.name, key),
             owner: adopted.owner.clone(),
             spec: SessionSpec {
-                request: held(parts),
+                request: held(parts).into(),
                 image: first.image.clone(),
                 time_limit: placed.deadline.since(placed.started).max(Duration::from_mins(1)),
                 env: std::collections::BTreeMap::new(),

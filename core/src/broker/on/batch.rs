@@ -46,7 +46,7 @@ impl Broker {
             kind: JobKind::Batch,
             owner: caller.user.clone(),
             session: None,
-            request: Arc::new(spec.request),
+            request: spec.request,
             time_limit: spec.time_limit,
             submitted: now,
             after: None,

@@ -41,10 +41,7 @@ impl Broker {
             again: false,
             ..leaving
         });
-        self.put_job(Job {
-            phase: Phase::Placed(placed),
-            ..(*job).clone()
-        });
+        self.put_job(job.with_placed(placed));
     }
 
     /// Begins to end a job; it waits `again` after that, and may be ended for another one's sake.
@@ -73,7 +70,7 @@ impl Broker {
                 self.after_end(&job);
             }
             Phase::Placed(placed) if placed.ending.is_none() => {
-                let mut placed = placed.clone();
+                let mut placed = (**placed).clone();
                 placed.leaving = Some(Leaving {
                     killed: now.after(self.state.grace_of(&job, &ending)),
                     again: again && job.past_runs.len() < MAX_RESTARTS,
@@ -86,10 +83,7 @@ impl Broker {
                     .iter()
                     .map(|part| part.node.clone())
                     .collect();
-                self.put_job(Job {
-                    phase: Phase::Placed(placed),
-                    ..(*job).clone()
-                });
+                self.put_job(job.with_placed(placed));
                 for node in nodes {
                     self.touch_job(&node, id);
                 }
@@ -112,10 +106,7 @@ impl Broker {
         };
         placed.ranks[rank].released = true;
         self.output.room = true;
-        self.put_job(Job {
-            phase: Phase::Placed(placed),
-            ..(*job).clone()
-        });
+        self.put_job(job.with_placed(placed));
         self.state.update_link(node, |link| {
             link.since.remove(&id);
         });
@@ -142,8 +133,8 @@ impl Broker {
             self.output.room = true;
             return;
         }
-        let last = Some(placed.clone());
-        self.audit_end(&job, &ending, last.as_ref());
+        let last = Some(Box::new(placed.clone()));
+        self.audit_end(&job, &ending, last.as_deref());
         self.put_job(Job {
             phase: Phase::Ended {
                 ending,

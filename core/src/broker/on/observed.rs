@@ -228,10 +228,7 @@ impl Broker {
             .iter()
             .map(|part| part.node.clone())
             .collect();
-        self.put_job(Job {
-            phase: Phase::Placed(placed),
-            ..job.clone()
-        });
+        self.put_job(job.with_placed(placed));
         for node in nodes {
             self.touch_job(&node, job.id);
         }

@@ -195,7 +195,7 @@ impl Broker {
             kind: JobKind::Interactive,
             owner: session.owner.clone(),
             session: Some(session.id),
-            request: session.spec.request.clone().into(),
+            request: session.spec.request.clone(),
             time_limit: session.spec.time_limit,
             submitted: now,
             after,
@@ -294,8 +294,9 @@ impl State {
                 spec.env.len()
             ));
         }
-        self.default_sizes(&mut spec.request);
-        for request in &mut spec.request.more {
+        let request = &mut *spec.request;
+        self.default_sizes(request);
+        for request in &mut request.more {
             self.default_sizes(request);
         }
         Ok(spec)

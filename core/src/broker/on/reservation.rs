@@ -11,7 +11,7 @@ use crate::broker::reservations::{NO_RESERVATION, for_whom};
 use crate::broker::{Broker, Call, Reject, RejectKind, State};
 use crate::model::audit::Action;
 use crate::model::ids::{JobId, ReservationName, UserName};
-use crate::model::job::{Job, Phase};
+use crate::model::job::Phase;
 use crate::model::partition::NodeSet;
 use crate::model::reservation::{Reservation, Times};
 use crate::model::time::Timestamp;
@@ -169,7 +169,7 @@ impl Broker {
             let Phase::Placed(placed) = &job.phase else {
                 continue;
             };
-            let mut placed = placed.clone();
+            let mut placed = (**placed).clone();
             placed.deadline = end;
             let nodes: Vec<_> = placed
                 .allocation
@@ -177,10 +177,7 @@ impl Broker {
                 .iter()
                 .map(|part| part.node.clone())
                 .collect();
-            self.put_job(Job {
-                phase: Phase::Placed(placed),
-                ..(*job).clone()
-            });
+            self.put_job(job.with_placed(placed));
             for node in nodes {
                 self.touch_job(&node, *id);
             }

@@ -7,7 +7,7 @@ use crate::broker::input::{Caller, SessionRef};
 use crate::broker::{Broker, Call, Reject, RejectKind, Reply};
 use crate::model::audit::Action;
 use crate::model::ids::JobId;
-use crate::model::job::{Ending, Job, JobState, Phase};
+use crate::model::job::{Ending, JobState};
 use crate::model::time::Timestamp;
 use crate::model::user::Role;
 
@@ -61,10 +61,7 @@ impl Broker {
             .iter()
             .map(|part| part.node.clone())
             .collect();
-        self.put_job(Job {
-            phase: Phase::Placed(placed),
-            ..(*job).clone()
-        });
+        self.put_job(job.with_placed(placed));
         for node in nodes {
             self.touch_job(&node, job.id);
         }

@@ -282,7 +282,7 @@ fn components_hold_nodes_of_their_own_all_or_none() {
     // The first would do anywhere, and leaves the second what that needs.
     let mut spec = gpus(0);
     spec.request.nvlink = false;
-    spec.request.more = vec![whole(2, ib.clone()).request];
+    spec.request.more = vec![(*whole(2, ib.clone()).request).clone()];
     let (_, id) = world.open("alice", open("mixed", spec.clone()));
     assert_eq!(world.nodes_of(id), ["n1", "ib2", "ib3"]);
     let held = world.job(id).placed().expect("placed").allocation.clone();

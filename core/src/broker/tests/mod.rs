@@ -153,7 +153,8 @@ fn gpus(count: u32) -> SessionSpec {
             cpus_per_node: 0,
             memory_bytes_per_node: 0,
             ..ResourceRequest::default()
-        },
+        }
+        .into(),
         image: String::new(),
         time_limit: Duration::ZERO,
         env: BTreeMap::new(),

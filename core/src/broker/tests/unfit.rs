@@ -47,7 +47,7 @@ fn line(request: &ResourceRequest) -> LineKey {
     let is_shared = matches!(request.unit, UnitRequest::Share { .. });
     LineKey {
         time_limit: Duration::from_hours(1),
-        request: Arc::new(request.clone()),
+        request: request.clone().into(),
         kind: JobKind::Batch,
         root: false,
         qos: QosName::normal(),
@@ -71,7 +71,7 @@ proptest! {
         let settings = Settings { reserve, ..settings() };
         let mut world = World::with(settings, &["n1", "pair1", "mig1"]);
         for (number, request) in held.into_iter().enumerate() {
-            let spec = SessionSpec { request, ..gpus(1) };
+            let spec = SessionSpec { request: request.into(), ..gpus(1) };
             // What can never be held is refused.
             world.handle(Input::OpenSession(caller("alice"), open(&format!("h{number}"), spec))).ok();
         }

@@ -239,7 +239,8 @@ fn broker() -> (Broker, Vec<Change>) {
                 cpus_per_node: 0,
                 memory_bytes_per_node: 0,
                 ..ResourceRequest::default()
-            },
+            }
+            .into(),
             image: String::new(),
             time_limit: Duration::ZERO,
             env: std::collections::BTreeMap::new(),
