@@ -27,6 +27,8 @@ use crate::placement::{Assume, Hosts, Needs, find, fits};
 const MAX_TRIES: usize = 12;
 /// Promises that are looked at again in one pass because they could be better.
 const MAX_IMPROVED: usize = 4;
+/// Of these, the first so many jobs' are looked at in every pass, and the others' in turn.
+const ALWAYS_IMPROVED: usize = 2;
 
 /// A start that is promised.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,6 +93,8 @@ pub(super) struct Promises {
     /// What comes free when, looked at when it is first asked for.
     future: Option<Future>,
     improved: usize,
+    /// Whose turn it is to be looked at again, by rank.
+    turn: usize,
     /// What is closed to whom this is promised.
     closed: Reserved,
     /// Hosts without the first so many places that are closed.
@@ -114,6 +118,20 @@ impl Promises {
         };
         promises.close(closed);
         promises
+    }
+
+    /// The turn to be looked at again is with whoever is the first of that rank.
+    pub fn in_turn(self, turn: usize) -> Self {
+        Self { turn, ..self }
+    }
+
+    /// Whose turn it is in the next pass.
+    pub fn next_turn(&self) -> usize {
+        if self.improved < MAX_IMPROVED {
+            0
+        } else {
+            self.turn
+        }
     }
 
     /// Something else is closed from now on.
@@ -231,7 +249,9 @@ impl Promises {
                 // Those that were behind it before do not give way; those that it has overtaken since do.
                 let (others, overtaken): (Vec<_>, Vec<_>) =
                     behind.cloned().partition(|other| other.rank > kept.rank);
-                let worth_it = self.improved < MAX_IMPROVED || !overtaken.is_empty();
+                let rank = self.made.len();
+                let in_turn = rank < ALWAYS_IMPROVED || rank >= self.turn;
+                let worth_it = (in_turn && self.improved < MAX_IMPROVED) || !overtaken.is_empty();
                 // What others are ended for is what it gets.
                 let better = (worth_it && kept.takes_over.is_empty())
                     .then(|| self.earliest(state, job, asked, Some(kept.start), &others))
@@ -315,7 +335,10 @@ impl Promises {
         if !is_better(first) {
             return None;
         }
-        self.improved += usize::from(before.is_some());
+        if before.is_some() {
+            self.improved += 1;
+            self.turn = self.made.len() + 1;
+        }
         let ends = self.made.iter().chain(others).map(|promise| promise.end);
         let mut times: Vec<Timestamp> = future.ends().chain(ends).filter(|at| *at >= first).collect();
         times.push(first);

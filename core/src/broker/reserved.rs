@@ -272,14 +272,17 @@ impl State {
 /// What a pass promises: to jobs outside of reservations, and to those in each, on what each of them may have.
 pub(super) struct Books {
     now: Timestamp,
+    /// Whose promise is looked at again.
+    turn: usize,
     books: BTreeMap<Option<ReservationName>, Promises>,
 }
 
 impl Books {
-    /// Nothing is promised yet.
-    pub fn at(now: Timestamp) -> Self {
+    /// Nothing is promised yet. It is the turn of the promise of that rank to be looked at again.
+    pub fn at(now: Timestamp, turn: usize) -> Self {
         Self {
             now,
+            turn,
             books: BTreeMap::new(),
         }
     }
@@ -290,23 +293,29 @@ impl Books {
         let closed = Reserved::to(state, inside.as_ref(), now);
         Self {
             now,
+            turn: 0,
             books: BTreeMap::from([(inside, Promises::of(now, made, closed))]),
         }
     }
 
     /// To whoever may have what a job may.
     pub fn of(&mut self, state: &State, job: &Job) -> &mut Promises {
-        let now = self.now;
+        let (now, turn) = (self.now, self.turn);
         let inside = &job.terms.reservation;
         self.books.entry(inside.clone()).or_insert_with(|| {
             let closed = Reserved::to(state, inside.as_ref(), now);
-            Promises::of(now, Vec::new(), closed)
+            Promises::of(now, Vec::new(), closed).in_turn(turn)
         })
     }
 
     /// The same, where somebody has been looked at who may.
     pub fn known(&self, inside: Option<&ReservationName>) -> Option<&Promises> {
         self.books.get(&inside.cloned())
+    }
+
+    /// Whose turn it is in the next pass.
+    pub fn next_turn(&self) -> usize {
+        self.known(None).map_or(0, Promises::next_turn)
     }
 
     /// All that is promised.

@@ -93,7 +93,7 @@ impl Broker {
         self.state.refresh_standings(now, None);
         self.state.refresh_order();
         let former = std::mem::take(&mut self.state.promises);
-        let mut pass = Pass::new(now, Books::at(now), former);
+        let mut pass = Pass::new(now, Books::at(now, self.state.improve_next), former);
         pass.yielding = Yielding::of(&self.state, now);
         // What others are being ended for, nobody else gets in between.
         let takers = pass.yielding.takers(pass.former.values().map(Arc::as_ref));
@@ -126,6 +126,7 @@ impl Broker {
             };
             next.extend(self.state.pending.after(&spot, with_class).map(Reverse));
         }
+        self.state.improve_next = pass.promises.next_turn();
         let made = pass.promises.made();
         self.state.promises = made.map(|promise| (promise.job, Arc::clone(promise))).collect();
         let headroom = pass.kept_out.then(|| now.after(HEADROOM_AGE));

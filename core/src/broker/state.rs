@@ -97,6 +97,8 @@ pub struct State {
     pub singletons: OrdMap<(UserName, String), OrdSet<JobId>>,
     /// When and where the first of the pending jobs start at the latest, as the last pass found it.
     pub promises: OrdMap<JobId, Arc<Promise>>,
+    /// Whose of them the next pass looks at again, by rank.
+    pub improve_next: usize,
     /// When the next pass is due though nothing happens.
     pub next_pass: Option<Timestamp>,
     /// What jobs hold of each model of GPU.
@@ -227,6 +229,7 @@ impl State {
             dependents: OrdMap::new(),
             singletons: OrdMap::new(),
             promises: OrdMap::new(),
+            improve_next: 0,
             next_pass: None,
             by_model: ByModel::default(),
             tallies: Tallies::default(),

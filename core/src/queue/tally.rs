@@ -157,46 +157,44 @@ impl Tallies {
             // What waits has used nothing since its last run: that stays where it was charged.
             let (gpu_milli, running, submitted) = before;
             for holder in holders(accounts, old) {
-                let mut tally = self.of(&holder);
-                tally.gpu_milli -= gpu_milli;
-                tally.running -= running;
-                tally.submitted -= submitted;
-                self.put(holder, tally);
+                self.update(holder, |tally| {
+                    tally.gpu_milli -= gpu_milli;
+                    tally.running -= running;
+                    tally.submitted -= submitted;
+                });
             }
         }
         let before = if moved.is_some() { (0, 0, 0) } else { before };
         for holder in holders(accounts, new) {
-            let mut tally = self.of(&holder);
-            tally.gpu_milli = tally.gpu_milli + after.0 - before.0;
-            tally.running = tally.running + after.1 - before.1;
-            tally.submitted = tally.submitted + after.2 - before.2;
-            for (number, run) in runs.iter().enumerate() {
-                let known = known.get(number);
-                if known.is_none() {
-                    tally.usage.begin(run.from, run.billing_milli, decay);
+            self.update(holder, |tally| {
+                tally.gpu_milli = tally.gpu_milli + after.0 - before.0;
+                tally.running = tally.running + after.1 - before.1;
+                tally.submitted = tally.submitted + after.2 - before.2;
+                for (number, run) in runs.iter().enumerate() {
+                    let known = known.get(number);
+                    if known.is_none() {
+                        tally.usage.begin(run.from, run.billing_milli, decay);
+                    }
+                    if let (Some(to), true) = (run.to, known.is_none_or(|known| known.to.is_none())) {
+                        tally.usage.end(to, run.billing_milli, decay);
+                    }
                 }
-                if let (Some(to), true) = (run.to, known.is_none_or(|known| known.to.is_none())) {
-                    tally.usage.end(to, run.billing_milli, decay);
-                }
-            }
-            self.put(holder, tally);
+            });
         }
     }
 
     /// Counts what was used by jobs that are not in the state any more.
     pub fn count_past(&mut self, accounts: &Accounts, past: &PastUse, decay: Decay) {
         for holder in holders_of(accounts, &past.key) {
-            let mut tally = self.of(&holder);
-            tally.usage.merge(past.usage, decay);
-            self.put(holder, tally);
+            self.update(holder, |tally| tally.usage.merge(past.usage, decay));
         }
     }
 
-    fn put(&mut self, holder: Holder, tally: Tally) {
-        if tally == Tally::default() {
+    fn update(&mut self, holder: Holder, change: impl FnOnce(&mut Tally)) {
+        let tally = self.0.entry(holder.clone()).or_default();
+        change(tally);
+        if *tally == Tally::default() {
             self.0.remove(&holder);
-        } else {
-            self.0.insert(holder, tally);
         }
     }
 }

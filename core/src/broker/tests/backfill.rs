@@ -31,7 +31,7 @@ impl Chance {
 
 impl World {
     /// Nodes do what they are told: what is being ended is released, everything else runs.
-    fn settle(&mut self, nodes: &[&str]) {
+    pub(super) fn settle(&mut self, nodes: &[&str]) {
         for name in nodes {
             let state = self.broker.state();
             let placed = state.placed_on.get(&node(name)).cloned().unwrap_or_default();

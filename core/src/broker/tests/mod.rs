@@ -2,6 +2,7 @@
 
 mod accounts;
 mod backfill;
+mod backfill_model;
 mod constraints;
 mod forecast;
 mod forget;
