@@ -11,6 +11,7 @@ mod nodes;
 mod openb;
 mod pass;
 mod placement;
+mod queue;
 mod relay;
 mod replay;
 mod report;
@@ -42,6 +43,8 @@ enum What {
     Replay(replay::Options),
     /// The broker's passes over many pending jobs of a large cluster.
     Pass(pass::Options),
+    /// Accepts, handovers, grants, memory, restarts and kills with many jobs pending, beside a real Slurm.
+    Queue(queue::Options),
     /// Searches and reports over a year of jobs, and a start beside them.
     History(history::Options),
     /// Connections of strangers, for tests of those who listen.
@@ -69,6 +72,7 @@ fn main() -> anyhow::Result<()> {
         What::Pass(options) => pass::run(&options),
         What::Openb(options) => openb::run(&options),
         What::Replay(options) => replay::run(&options),
+        What::Queue(options) => queue::run(&options),
         What::History(options) => history::run(&options),
         What::Flood(options) => flood::run(&options),
         What::PassSocket { socket } => relay::pass_socket(&socket),

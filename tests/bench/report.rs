@@ -10,16 +10,25 @@ struct Figure<'a> {
     unit: &'a str,
     /// What it is held against ("<= 150"); empty: for comparison only.
     budget: &'a str,
+    /// What was measured, from when to when; empty: the name says it.
+    #[serde(skip_serializing_if = "str::is_empty")]
+    measured: &'a str,
 }
 
 /// Prints a figure.
 pub fn figure(name: &str, value: f64, unit: &str, budget: &str) {
+    measured(name, value, unit, budget, "");
+}
+
+/// Prints a figure, and what it is of.
+pub fn measured(name: &str, value: f64, unit: &str, budget: &str, measured: &str) {
     let rounded = (value * 1000.0).round() / 1000.0;
     let line = serde_json::to_string(&Figure {
         name,
         value: rounded,
         unit,
         budget,
+        measured,
     });
     println!("{}", line.expect("numbers and text"));
 }

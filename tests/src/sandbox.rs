@@ -6,6 +6,7 @@ use std::fs;
 use std::io::{self, BufRead, BufReader};
 use std::net::{Ipv4Addr, TcpStream};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -93,6 +94,8 @@ impl Sandbox {
             .args([root.as_os_str(), programs.target().as_os_str()])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
+            // A terminal's Ctrl-C is not for it: it cleans up after whoever it ended.
+            .process_group(0)
             .spawn()
             .expect("bash is there");
         let mut ready = String::new();

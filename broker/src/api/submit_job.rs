@@ -6,9 +6,9 @@ use carrel_core::model::start::StartWish;
 use carrel_proto::v1::{Job, SubmitJobRequest};
 use tonic::Status;
 
-use super::Call;
 use super::open_session::{MAX_REQUEST_KEY, spec, unreadable};
 use super::refuse::invalid;
+use super::{Call, convert, refuse};
 
 pub(super) async fn submit_job(call: Call, request: SubmitJobRequest) -> Result<Job, Status> {
     if request.request_key.len() > MAX_REQUEST_KEY {
@@ -43,7 +43,11 @@ pub(super) async fn submit_job(call: Call, request: SubmitJobRequest) -> Result<
     match call.input(input).await? {
         Reply::Job(id) => {
             tracing::info!(job = id.0, "submitted");
-            call.job_message(id)
+            // Its place is not counted: that takes as long as the queue is, and nobody waits to hear it.
+            let snapshot = call.snapshot();
+            let state = snapshot.state();
+            let job = state.job_for(&call.asker.caller, id).map_err(refuse::status)?;
+            Ok(convert::job(state, job, None))
         }
         Reply::Done | Reply::Session(..) | Reply::Told(_) | Reply::Deadline(_) => {
             Err(Status::internal("the broker's core gave another answer"))
