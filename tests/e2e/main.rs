@@ -7,6 +7,7 @@ mod accounts;
 mod alone;
 mod bad_input;
 mod batch;
+mod bench;
 mod channels;
 mod chaos;
 mod cpus;

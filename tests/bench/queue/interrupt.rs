@@ -3,8 +3,11 @@
 //! A cluster ends by itself when this program does, and takes its directory along: its sandbox is held by a pipe.
 //! A Slurm's daemons would go on.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 use anyhow::Context;
 use tokio::signal::unix::{SignalKind, signal};
@@ -13,6 +16,10 @@ use tokio::signal::unix::{SignalKind, signal};
 type CleanUp = Box<dyn FnOnce() + Send>;
 
 static AT_END: Mutex<Option<CleanUp>> = Mutex::new(None);
+/// A signal has come.
+static ASKED: AtomicBool = AtomicBool::new(false);
+/// A terminal's Ctrl-C ends commands as well: what fails by that waits so long for the signal to be noticed here.
+const NOTICE: Duration = Duration::from_millis(200);
 
 /// Looks out for signals from now on.
 pub fn watch() -> anyhow::Result<()> {
@@ -39,10 +46,24 @@ pub fn watch() -> anyhow::Result<()> {
                 _ = hangup.recv() => 129,
             }
         });
+        ASKED.store(true, Ordering::SeqCst);
         clean_up();
         std::process::exit(code);
     });
     Ok(())
+}
+
+/// Does something that a signal may make fail: then the signal is what ends this program, and not the failure.
+pub fn over<T>(work: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T> {
+    // It is not used again.
+    let outcome = catch_unwind(AssertUnwindSafe(work));
+    if !matches!(outcome, Ok(Ok(_))) {
+        thread::sleep(NOTICE);
+        while ASKED.load(Ordering::SeqCst) {
+            thread::park();
+        }
+    }
+    outcome.unwrap_or_else(|panic| resume_unwind(panic))
 }
 
 /// Has this done when a signal comes; in place of what was said before.

@@ -111,6 +111,10 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     );
     let peer = options.slurm.as_deref().map(slurm::Peer::find).transpose()?;
     interrupt::watch()?;
+    interrupt::over(|| measure(options, peer.as_ref()))
+}
+
+fn measure(options: &Options, peer: Option<&slurm::Peer>) -> anyhow::Result<()> {
     let parts = options.parts();
     let mut figures = Figures::default();
     let mut lost = 0;
