@@ -1,5 +1,6 @@
 //! What a session is to be: the flags that `alloc` and `open` share.
 
+mod idle;
 mod tasks;
 mod terms;
 
@@ -12,6 +13,7 @@ use crate::constraints::ConstraintArgs;
 use crate::error::{CliError, Result};
 use crate::units::{self, GpuCount, GpuUnit};
 
+pub use idle::IdleArgs;
 pub use tasks::TaskArgs;
 pub use terms::TermsArgs;
 

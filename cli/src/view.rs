@@ -13,7 +13,7 @@ mod user;
 mod words;
 
 pub use self::found::Found;
-pub use self::history::{HistoryJob, Usage};
+pub use self::history::{HistoryJob, Usage, measured_in_all};
 pub use self::job::Job;
 pub use self::node::Node;
 pub use self::plan::{Explanation, Plan};
@@ -22,6 +22,12 @@ pub use self::reservation::{Reservation, recurrence};
 pub use self::session::{Session, Share, Terminal, terminal_state};
 pub use self::user::{AuditRecord, Token, User};
 pub use self::words::{job_state, role, session_state, share_mode, token_scope};
+
+/// How much of what was held while that was measured was used, per cent; none: nothing was held.
+pub fn used_percent(measured: carrel_proto::v1::MeasuredUse) -> Option<f64> {
+    let of = measured.measured_gpu_hours;
+    (of > 0.0).then(|| 100.0 * measured.used_gpu_hours / of)
+}
 
 fn some(text: String) -> Option<String> {
     (!text.is_empty()).then_some(text)

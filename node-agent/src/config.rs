@@ -27,6 +27,10 @@ const DEFAULT_CONFIG: &str = "/etc/carrel/node.toml";
 const MAX_STATE_PATH: usize = 60;
 /// Between two reports when nothing changes: a fraction of the broker's contact timeout.
 const DEFAULT_HEARTBEAT: Duration = Duration::from_secs(3);
+/// Between two looks at what jobs do: what is begun is seen soon, and the looking costs nothing.
+const DEFAULT_MEASURE_EVERY: Duration = Duration::from_secs(15);
+/// Longest time between two looks: beyond it they are no longer taken for one after the other.
+const LONGEST_MEASURE_EVERY: Duration = Duration::from_mins(1);
 
 /// Flags that every verb with a runtime has.
 #[derive(Args, Clone, Debug, Default)]
@@ -84,6 +88,7 @@ struct File {
     insecure_registries: Vec<String>,
     registry_auth: Option<PathBuf>,
     heartbeat: Option<Span>,
+    measure_every: Option<Span>,
     pids_limit: Option<u64>,
     allow_metadata: bool,
     userns: UserRanges,
@@ -104,6 +109,8 @@ pub struct Config {
     pub runtime: RuntimeOptions,
     /// Between two reports when nothing changes.
     pub heartbeat: Duration,
+    /// Between two looks at what jobs do.
+    pub measure_every: Duration,
     /// Whether jobs may be user 0's: root in the container, without capabilities. None: when the broker
     /// runs on this machine, so that its root is this machine's (`carrel up`); elsewhere the broker's
     /// root is a stranger to this host's files.
@@ -143,6 +150,13 @@ impl Config {
             insecure_registries: file.insecure_registries,
             registry_auth: named(file.registry_auth),
         };
+        let measure_every = file.measure_every.map_or(DEFAULT_MEASURE_EVERY, |span| span.0);
+        ensure!(
+            measure_every <= LONGEST_MEASURE_EVERY,
+            "measure_every is {} s: at most {} s",
+            measure_every.as_secs(),
+            LONGEST_MEASURE_EVERY.as_secs()
+        );
         let policy = gpus::policy(file.mig, file.sharing)?;
         let sizes = HostSizes {
             cpus: args.cpus.or(file.cpus),
@@ -160,6 +174,7 @@ impl Config {
             },
             runtime,
             heartbeat: file.heartbeat.map_or(DEFAULT_HEARTBEAT, |span| span.0),
+            measure_every,
             allow_root: file.allow_root,
         })
     }

@@ -80,6 +80,21 @@ pub async fn keep_told(
     }
 }
 
+/// What a carrel-init says of itself now.
+///
+/// # Errors
+/// There is none, or it does not answer.
+pub async fn status(socket: &std::path::Path) -> Result<InitStatus> {
+    let stream = UnixStream::connect(socket).await.context("its control socket")?;
+    // It says so to whoever comes; the other half stays open until it has.
+    let (reader, _writer) = stream.into_split();
+    let mut statuses = Statuses {
+        reader,
+        buffer: Vec::new(),
+    };
+    statuses.next().await
+}
+
 async fn talk(
     socket: &PathBuf,
     told: &mut watch::Receiver<Told>,

@@ -5,7 +5,8 @@
 //! container, the [`logs`] of those that run commands, what comes from [`inside`] of them, and [`discovery`]. What they stand on: [`runtime`] and [`image`] (containerd),
 //! [`gpu`] (NVML), [`cpus`], [`cdi`].
 
-pub mod backoff;
+pub mod activity;
+mod backoff;
 pub mod cdi;
 pub mod clock;
 pub mod commands;

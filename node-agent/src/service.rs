@@ -16,6 +16,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
+use crate::activity::{self, Looks};
 use crate::clock::now;
 use crate::config::Config;
 use crate::cpus::Kernel;
@@ -181,6 +182,14 @@ pub async fn run(config: Config, membership: Membership, cancel: CancellationTok
         .context("looking at the containers of this node")?;
     service.handle(Input::World(world)).await;
     service.streams.set(service.gateways.known());
+    let looks = Looks {
+        runtime: service.runtime.clone(),
+        nvml: config.nvml.clone(),
+        held: service.held.subscribe(),
+        inputs: inputs.clone(),
+        every: config.measure_every,
+    };
+    tasks.spawn(activity::run(looks, cancel.clone()));
     tasks.spawn(discovery::run(
         through,
         found.inventory,

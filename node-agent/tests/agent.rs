@@ -67,6 +67,7 @@ impl Host {
             },
             runtime,
             heartbeat: Duration::from_millis(100),
+            measure_every: Duration::from_millis(200),
 
             allow_root: None,
         };

@@ -141,6 +141,7 @@ fn job(number: u64, options: &Options) -> Job {
                 }],
                 ending: None,
                 leaving: None,
+                extended: None,
             })),
         },
     }

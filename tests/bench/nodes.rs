@@ -126,6 +126,7 @@ impl Nodes {
             jobs: jobs.collect(),
             version: String::new(),
             images: Vec::new(),
+            activity: BTreeMap::new(),
         })))
     }
 }

@@ -2,7 +2,7 @@
 //! in numbers, who may enter over SSH, and the gateways.
 
 use std::collections::BTreeMap;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use carrel_core::broker::{Broker, State};
 use carrel_core::model::ids::{JobId, NodeName, UserName};
@@ -38,6 +38,11 @@ pub(super) fn message(
     certificates.keep_only(&desired.jobs);
     for job in &mut message.jobs {
         job.warn_before_s = warnings(core.state(), JobId(job.job));
+        if job.idle_ends_ms > 0 {
+            let known = core.state().jobs.get(&JobId(job.job));
+            let warnings = known.map(|known| core.state().idle_warnings(known));
+            job.idle_warn_before_s = whole_seconds(&warnings.unwrap_or_default());
+        }
     }
     Some(message)
 }
@@ -46,8 +51,11 @@ pub(super) fn message(
 fn warnings(state: &State, job: JobId) -> Vec<u32> {
     let placed = state.jobs.get(&job).and_then(|job| job.placed());
     let length = placed.map(|placed| placed.deadline.since(placed.started));
-    let warnings = state.settings.warnings(length.unwrap_or_default());
-    warnings
+    whole_seconds(&state.settings.warnings(length.unwrap_or_default()))
+}
+
+fn whole_seconds(times: &[Duration]) -> Vec<u32> {
+    times
         .iter()
         .map(|before| u32::try_from(before.as_secs()).unwrap_or(u32::MAX))
         .collect()

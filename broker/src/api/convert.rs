@@ -3,8 +3,10 @@
 use std::sync::Arc;
 
 use carrel_core::broker::{
-    State, node_state, node_view, output_files, queue_position, rank_detail, session_state, state_reason,
+    JobUse, State, node_state, node_view, output_files, queue_position, rank_detail, session_state,
+    state_reason,
 };
+use carrel_core::model::activity::Used;
 use carrel_core::model::batch::{Batch, DEFAULT_OUTPUT, OutputOf};
 use carrel_core::model::cpus::Binding;
 use carrel_core::model::gpu_unit::{GpuUnit, Isolation, Slice};
@@ -116,6 +118,34 @@ pub fn job_because(state: &State, job: &Job, position: Option<usize>, reason: St
         terms: Some((&job.terms).into()),
         batch: job.batch.as_deref().map(|batch| batch_message(job, batch)),
         restarts: u32::try_from(job.past_runs.len()).unwrap_or(u32::MAX),
+        activity: state.job_use(job).map(activity),
+        measured: measured_use(job.last_placed().map(Placed::used).unwrap_or_default().values()),
+    }
+}
+
+/// Thousandths times milliseconds of a GPU-hour.
+const GPU_HOUR: f64 = 1_000.0 * 3_600_000.0;
+
+/// Use of GPUs that was measured; absent: none was.
+pub fn measured_use<'a>(used: impl Iterator<Item = &'a Used>) -> Option<v1::MeasuredUse> {
+    let mut sum = Used::default();
+    used.for_each(|one| sum.add(*one));
+    (sum.measured > 0).then(|| v1::MeasuredUse {
+        used_gpu_hours: sum.busy as f64 / GPU_HOUR,
+        measured_gpu_hours: sum.measured as f64 / GPU_HOUR,
+    })
+}
+
+fn activity(used: JobUse) -> v1::Activity {
+    v1::Activity {
+        gpu_percent: used.gpu_percent,
+        cpu_percent: used.cpu_percent,
+        connections: used.connections,
+        idle_since_ms: used.idle_since.map(Timestamp::millis),
+        idle_ends_ms: used.ends.map(Timestamp::millis),
+        warned: used.warned,
+        idle_after_s: used.after.map_or(0, |after| after.as_secs()),
+        held_by: used.held_by,
     }
 }
 

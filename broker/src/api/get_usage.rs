@@ -4,6 +4,7 @@ use carrel_proto::v1::{GetUsageRequest, GetUsageResponse, UsageBy, UsageRow};
 use tonic::Status;
 
 use super::Call;
+use super::convert::measured_use;
 use super::list_history::{MAX_WANTED, users};
 use super::refuse::{invalid, with_hint};
 use crate::store::{By, UsageFilter, UsageKey, UsageSum};
@@ -61,5 +62,6 @@ fn row((key, sum): (UsageKey, UsageSum)) -> UsageRow {
         gpu_hours: sum.gpu as f64 / HOUR,
         billed_gpu_hours: sum.billed as f64 / HOUR,
         runs: sum.runs,
+        measured: measured_use(sum.used.iter()),
     }
 }

@@ -153,6 +153,7 @@ fn message(state: &State, job: &Job, now: Timestamp) -> HistoryJob {
         restarts: job.past_runs.len() as u32,
         time_limit_s: message.time_limit_s,
         session: message.session,
+        measured: message.measured,
     }
 }
 

@@ -93,6 +93,7 @@ pub(super) fn spec(spec: v1::SessionSpec) -> Result<SessionSpec, Status> {
                 .map(TryInto::try_into)
                 .transpose()
                 .map_err(unreadable)?,
+            idle: (spec.idle_s > 0).then(|| Duration::from_secs(spec.idle_s)),
         },
         terms: spec.terms.unwrap_or_default().try_into().map_err(unreadable)?,
     })

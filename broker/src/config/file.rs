@@ -7,6 +7,7 @@ use carrel_core::model::fabric::Fabric;
 use carrel_core::model::policy::Policy;
 use serde::Deserialize;
 
+use super::idle::IdleConfig;
 use super::queue::QueueConfig;
 use super::units::{Size, Span};
 use crate::signin::oidc::OidcFile;
@@ -28,6 +29,7 @@ pub struct ConfigFile {
     pub(super) contact_timeout: Option<Span>,
     pub(super) grace: Option<Span>,
     pub(super) warn_before: Option<Vec<Span>>,
+    pub(super) idle: Option<IdleConfig>,
     pub(super) cpus_per_gpu: Option<u32>,
     pub(super) memory_per_gpu: Option<Size>,
     pub(super) cpus_reserved_per_gpu: Option<u32>,

@@ -1,6 +1,7 @@
 //! What an operator sets: flags and environment first, then the file, then the defaults.
 
 mod file;
+mod idle;
 mod queue;
 mod units;
 
@@ -18,6 +19,7 @@ use carrel_core::placement::Reserve;
 use serde::Serialize;
 
 pub use file::ConfigFile;
+pub use idle::IdleConfig;
 pub use queue::QueueConfig;
 pub use units::{Size, Span};
 
@@ -142,6 +144,8 @@ pub struct Config {
     pub jobs_in_memory: Span,
     /// Users who may administer the cluster.
     pub admins: Vec<UserName>,
+    /// When sessions end that are not used.
+    pub idle: IdleConfig,
     /// How the queue is ordered.
     pub queue: QueueConfig,
     /// What users may have.
@@ -249,6 +253,7 @@ impl Config {
             audit_retention: file.audit_retention.unwrap_or(Span(defaults.audit_retention)),
             jobs_in_memory: file.jobs_in_memory.unwrap_or(Span(defaults.jobs_in_memory)),
             admins,
+            idle: file.idle.unwrap_or_default(),
             queue: file.queue.unwrap_or_default(),
             policy: file.policy.unwrap_or_default(),
             oidc: file.oidc.map(OidcFile::resolve).transpose()?,
@@ -313,6 +318,7 @@ impl Config {
         if self.cpus_per_gpu == 0 || self.cpus == 0 || self.memory_per_gpu.0 == 0 || self.memory.0 == 0 {
             bail!("cpus, cpus_per_gpu, memory and memory_per_gpu are to be more than nothing");
         }
+        self.idle.check()?;
         self.queue.check()?;
         for rule in &self.policy.mounts {
             if rule.name.is_empty() || !rule.path.starts_with('/') || rule.path.len() < 2 {
@@ -350,6 +356,7 @@ impl Config {
             policy: self.policy.clone(),
             audit_retention: self.audit_retention.0,
             jobs_in_memory: self.jobs_in_memory.0,
+            idle: self.idle.settings(),
             queue: self.queue.settings(),
             fabric: self.fabric.clone().unwrap_or_default().into(),
             ..Settings::default()
@@ -378,6 +385,7 @@ mod tests {
     fn a_printed_configuration_reads_back() {
         let config = resolve(
             "cluster = \"lab\"\nlease = \"90s\"\nmemory = \"8G\"\nadmins = [\"ann\"]\nlisten = \"none\"\n\
+             [idle]\nafter = \"8h\"\ncpu_percent = 50\n\
              [queue]\nhalf_life = \"14d\"\ncpu_weight = 0.05\nweights.age = 5\n\
              gpu_weights = [{ model = \"h100\", weight = 2.5 }, { model = \"h\", weight = 1 }]\n\
              [queue.preemption]\nmin_runtime = \"1m\"\n[queue.headroom]\nfloor = 2\nblocking = 0.01\n\
@@ -390,6 +398,15 @@ mod tests {
         assert_eq!(resolve(&config.print().expect("TOML")).expect("the same"), config);
         assert_eq!(config.settings().lease, Duration::from_secs(90));
         assert_eq!(config.settings().memory, 8 << 30);
+        let idle = config.settings().idle;
+        assert_eq!(
+            (idle.after, idle.warn),
+            (Some(Duration::from_hours(8)), Duration::from_mins(30))
+        );
+        assert_eq!(
+            (idle.thresholds.gpu_percent, idle.thresholds.cpu_percent),
+            (5, 50)
+        );
         let queue = config.settings().queue;
         assert_eq!(
             (queue.half_life, queue.cpu_weight),
@@ -437,6 +454,13 @@ mod tests {
             ("lease = \"10 parsecs\"\n", &["broker.toml:1:", "10 parsecs"]),
             ("lease = \"1s\"\n", &["lease", "2s"]),
             ("warn_before = [\"0s\"]\n", &["warn_before", "10m"]),
+            ("[idle]\nafter = \"0s\"\n", &["idle.after", "10y"]),
+            ("[idle]\ngpu_percent = 101\n", &["idle.gpu_percent", "1 to 100"]),
+            ("[idle]\ncpu_percent = 0\n", &["idle.cpu_percent"]),
+            (
+                "[idle]\nafter = \"1h\"\nwarn = \"2h\"\n",
+                &["idle.warn", "idle.after"],
+            ),
             (
                 "default_time = \"3h\"\nmax_time = \"1h\"\n",
                 &["default_time", "max_time"],

@@ -50,10 +50,12 @@ fn write_run(
     };
     let mut put = transaction.prepare_cached(
         "INSERT OR REPLACE INTO runs
-             (started_ms, job, model, ended_ms, user, account, gpu_milli, billing_milli)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+             (started_ms, job, model, ended_ms, user, account, gpu_milli, billing_milli, used_busy, used_measured)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)",
     )?;
+    let used = placed.used();
     for charge in charges {
+        let used = used.get(&charge.model);
         put.execute(params![
             integer(placed.started.0),
             integer(job.id.0),
@@ -62,7 +64,9 @@ fn write_run(
             job.owner.as_str(),
             job.terms.account.as_str(),
             integer(charge.gpu_milli),
-            integer(charge.billing_milli)
+            integer(charge.billing_milli),
+            used.map(|used| integer(used.busy)),
+            used.map(|used| integer(used.measured))
         ])?;
     }
     Ok(())

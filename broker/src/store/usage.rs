@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use carrel_core::model::activity::Used;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use super::{History, StoreError};
@@ -59,6 +60,8 @@ pub struct UsageSum {
     pub billed: u128,
     /// Runs of jobs that have a part in it.
     pub runs: u64,
+    /// How much of it was used, as far as that was measured; of each run spread evenly over its time.
+    pub used: Option<Used>,
 }
 
 impl History {
@@ -77,19 +80,21 @@ impl History {
         self.read(|connection| {
             // All is read as of one moment.
             let transaction = connection.unchecked_transaction()?;
-            let sums = sums(&transaction, &filter, most)?;
+            let sums = sums(&transaction, &filter, now_ms, most)?;
             transaction.commit()?;
             Ok(sums)
         })
     }
 }
 
-const COLUMNS: &str = "started_ms, ended_ms, user, account, model, gpu_milli, billing_milli, job";
+const COLUMNS: &str =
+    "started_ms, ended_ms, user, account, model, gpu_milli, billing_milli, job, used_busy, used_measured";
 
 /// None: they are more than that.
 fn sums(
     connection: &Connection,
     filter: &UsageFilter,
+    now_ms: i64,
     most: usize,
 ) -> rusqlite::Result<Option<BTreeMap<UsageKey, UsageSum>>> {
     let longest: Option<i64> = connection
@@ -103,6 +108,7 @@ fn sums(
     let earliest = filter.since_ms.saturating_sub(longest.unwrap_or(0));
     let mut sums = Sums {
         filter,
+        now_ms,
         sums: BTreeMap::new(),
         last: None,
     };
@@ -128,6 +134,7 @@ fn sums(
 
 struct Sums<'a> {
     filter: &'a UsageFilter,
+    now_ms: i64,
     sums: BTreeMap<UsageKey, UsageSum>,
     /// The run before: when it began, and of which job. Its rows follow each other.
     last: Option<(i64, i64)>,
@@ -153,6 +160,8 @@ impl Sums<'_> {
         let model = row.get_ref(4)?.as_str()?;
         let gpu: u128 = row.get::<_, i64>(5)?.unsigned_abs().into();
         let billed: u128 = row.get::<_, i64>(6)?.unsigned_abs().into();
+        let whole = u128::from(ended.unwrap_or(self.now_ms).abs_diff(started));
+        let used: Option<(i64, i64)> = row.get::<_, Option<i64>>(8)?.zip(row.get(9)?);
         let run = (started, row.get(7)?);
         // Of a run on several models each has a row; it is one where they are not told apart.
         let counts = self.last.replace(run) != Some(run) || by.contains(&By::Model);
@@ -177,6 +186,16 @@ impl Sums<'_> {
             sum.gpu += gpu * time;
             sum.billed += billed * time;
             sum.runs += u64::from(counts);
+            if let Some((busy, measured)) = used {
+                let part = |of: i64| {
+                    let part = u128::from(of.unsigned_abs()) * time / whole.max(1);
+                    u64::try_from(part).unwrap_or(u64::MAX)
+                };
+                sum.used.get_or_insert_default().add(Used {
+                    busy: part(busy),
+                    measured: part(measured),
+                });
+            }
             at = end;
         }
         Ok(())

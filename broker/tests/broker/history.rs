@@ -78,6 +78,7 @@ fn placed(rng: &mut Rng, started: u64) -> Placed {
         ranks: Vec::new(),
         ending: None,
         leaving: None,
+        extended: None,
     }
 }
 

@@ -10,6 +10,7 @@ use carrel_broker::store::{
 };
 use carrel_core::broker::{Change, ClusterRecord};
 use carrel_core::model::account::{Account, Limits, Member, Person};
+use carrel_core::model::activity::{Counter, Metered, Used};
 use carrel_core::model::audit::{Action, AuditRecord, Origin};
 use carrel_core::model::batch::{Batch, Output, Place};
 use carrel_core::model::cpus::Binding;
@@ -137,6 +138,14 @@ fn entities() -> Vec<Change> {
         cpus: 4,
         memory_bytes: 5,
     };
+    let mut metered = Metered::default();
+    let used = Used { busy: 5, measured: 9 };
+    for since in [3, 4] {
+        metered.take(&Counter {
+            since,
+            by_model: [("H100".to_owned(), used)].into(),
+        });
+    }
     let placed = Placed {
         generation: Generation::first_of(7).next(),
         allocation: Allocation { nodes: vec![part] },
@@ -163,6 +172,7 @@ fn entities() -> Vec<Change> {
                 cpus: "0-3".parse().unwrap(),
                 mems: "1".parse().unwrap(),
             },
+            metered,
         }],
         ending: None,
         leaving: Some(Leaving {
@@ -170,6 +180,7 @@ fn entities() -> Vec<Change> {
             again: true,
             for_job: Some(JobId(9)),
         }),
+        extended: Some(Timestamp(2_500)),
     };
     let ending = Ending {
         state: JobState::Failed,

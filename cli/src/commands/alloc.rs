@@ -10,7 +10,7 @@ use crate::context::{self, Context};
 use crate::error::{CliError, Kind, Result};
 use crate::plan::{self, Answer, Choose};
 use crate::progress::Progress;
-use crate::request::{self, RequestArgs};
+use crate::request::{self, IdleArgs, RequestArgs};
 use crate::shell::{self, Left, SSH_FAILED};
 use crate::signals::{Signal, Signals};
 use crate::ssh::access::Access;
@@ -63,6 +63,9 @@ pub struct AllocArgs {
     /// What is asked for.
     #[command(flatten)]
     pub request: RequestArgs,
+    /// For how long when nobody uses it.
+    #[command(flatten)]
+    pub idle: IdleArgs,
     /// When.
     #[command(flatten)]
     pub start: StartArgs,
@@ -78,6 +81,7 @@ pub async fn run(context: &Context, args: AllocArgs) -> Result<u8> {
         ..Default::default()
     };
     let mut spec = args.request.over(base)?;
+    args.idle.over(&mut spec);
     let mut signals = Signals::catch()?;
     let address = context.address()?;
     let mut client = crate::connect::connect(&address).await?;

@@ -11,7 +11,7 @@ use crate::connect::Client;
 use crate::context::{self, Context};
 use crate::error::{CliError, Result};
 use crate::progress::Progress;
-use crate::request::{self, RequestArgs};
+use crate::request::{self, IdleArgs, RequestArgs};
 use crate::signals::Signals;
 use crate::ssh::access::Access;
 use crate::ssh::{client, include};
@@ -46,6 +46,9 @@ pub struct OpenArgs {
     /// What is asked for.
     #[command(flatten)]
     pub request: RequestArgs,
+    /// For how long when nobody uses it.
+    #[command(flatten)]
+    pub idle: IdleArgs,
     /// When.
     #[command(flatten)]
     pub start: StartArgs,
@@ -214,11 +217,14 @@ async fn find_or_create(
                 image: context.config.image.clone().unwrap_or_default(),
                 ..Default::default()
             };
-            Some(args.request.over(base)?)
+            let mut spec = args.request.over(base)?;
+            args.idle.over(&mut spec);
+            Some(spec)
         }
-        Some(_) if args.request.is_empty() => None,
+        Some(_) if args.request.is_empty() && args.idle.is_empty() => None,
         Some(session) => {
-            let spec = args.request.over(request::last_spec(session))?;
+            let mut spec = args.request.over(request::last_spec(session))?;
+            args.idle.over(&mut spec);
             if is_live(session) && differs(session, &spec) {
                 say(format_args!(
                     "carrel: session {name} goes on as it was started; `carrel stop {name}` first to have what you ask for now"
@@ -262,7 +268,7 @@ fn differs(session: &v1::Session, spec: &v1::SessionSpec) -> bool {
         || was.image != spec.image
         || (&was.env, &was.workdir, &was.mounts, was.root)
             != (&spec.env, &spec.workdir, &spec.mounts, spec.root)
-        || was.end_signal != spec.end_signal
+        || (was.end_signal, was.idle_s) != (spec.end_signal, spec.idle_s)
         || other(was.time_limit_s, spec.time_limit_s)
 }
 

@@ -100,6 +100,13 @@ fn job_row(job: &v1::Job) -> [String; 7] {
     if soon && job.state() == v1::JobState::Running {
         place += &format!("; ends soon: `carrel extend {}`", job.name);
     }
+    if let Some(activity) = job.activity.as_ref().filter(|activity| activity.warned) {
+        place += &format!(
+            "; {}: use it, or `carrel extend {}`",
+            output::visible(&activity.held_by),
+            job.name
+        );
+    }
     if job.queue_position > 0 {
         place += &format!(" ({} in the queue)", units::ordinal(job.queue_position));
     }

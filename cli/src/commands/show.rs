@@ -101,6 +101,9 @@ fn job_fields(job: &v1::Job) -> Vec<(&'static str, String)> {
         ("holds", grant::describe(job, &[])),
         ("fabric", fabric(job)),
         ("own CPUs", grant::own_cpus(job)),
+        ("in use by", in_use(job)),
+        ("GPU use", job.measured.map(gpu_use).unwrap_or_default()),
+        ("ends when idle", ends_when_idle(job)),
         ("GPU model", models.into_iter().collect::<Vec<_>>().join(", ")),
         ("fence", fence(job)),
         ("out of memory", out_of_memory(job)),
@@ -128,6 +131,50 @@ fn job_fields(job: &v1::Job) -> Vec<(&'static str, String)> {
             job.exit_code.map(|code| code.to_string()).unwrap_or_default(),
         ),
     ]
+}
+
+/// "gpu 97 % (gpu 97 %, cpu 340 %, 2 connections)"; empty: it does not run.
+fn in_use(job: &v1::Job) -> String {
+    let Some(activity) = &job.activity else {
+        return String::new();
+    };
+    let percent = |name: &str, percent: Option<u32>| percent.map(|percent| format!("{name} {percent} %"));
+    let connections = match activity.connections {
+        0 => None,
+        1 => Some("1 connection".to_owned()),
+        more => Some(format!("{more} connections")),
+    };
+    let figures = [
+        percent("gpu", activity.gpu_percent),
+        percent("cpu", activity.cpu_percent),
+        connections,
+    ];
+    let figures: Vec<String> = figures.into_iter().flatten().collect();
+    let held_by = visible(&activity.held_by);
+    if figures.is_empty() {
+        held_by.to_string()
+    } else {
+        format!("{held_by} ({})", figures.join(", "))
+    }
+}
+
+/// "1.50 GPU-hours, 75 % of what was held while it was measured".
+fn gpu_use(measured: v1::MeasuredUse) -> String {
+    let share = view::used_percent(measured).unwrap_or_default();
+    let used = measured.used_gpu_hours;
+    format!("{used:.2} GPU-hours, {share:.0} % of what was held while it was measured")
+}
+
+/// "after 8:00:00 without use; as it is at 2026-11-22T08:00:00Z"; empty: it does not.
+fn ends_when_idle(job: &v1::Job) -> String {
+    let Some(activity) = job.activity.as_ref().filter(|activity| activity.idle_after_s > 0) else {
+        return String::new();
+    };
+    let after = units::clock(Duration::from_secs(activity.idle_after_s));
+    match activity.idle_ends_ms {
+        None => format!("after {after} without use"),
+        Some(at) => format!("after {after} without use: at {}", units::rfc3339(at)),
+    }
 }
 
 /// "gpu1 leaf1 < spine, block nvl1; gpu2 leaf1 < spine", rank by rank; empty: nothing is known.

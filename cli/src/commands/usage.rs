@@ -14,7 +14,8 @@ use crate::{output, times, units, view};
 ///
 /// Your own of this month (UTC), those of running jobs up to now. GPU-HOURS is what was held, whatever was done with
 /// it: slices and shares count as the part of a GPU that they are, and a job that was queued again counts each time
-/// that it ran. BILLED is the same as fair-share and limits count it: weighed by model and QOS, with what jobs
+/// that it ran. USED is how much of that the GPUs were busy, where their driver measures it, and % how much of what was
+/// held while it did; - is not measured, as of MIG slices. BILLED is the same as fair-share and limits count it: weighed by model and QOS, with what jobs
 /// without GPUs hold.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
@@ -128,7 +129,7 @@ fn table(rows: &[v1::UsageRow], by: &BTreeSet<By>) -> String {
         })
         .map(str::to_owned)
         .collect();
-    header.extend(["GPU-HOURS", "BILLED", "RUNS"].map(str::to_owned));
+    header.extend(["GPU-HOURS", "USED", "%", "BILLED", "RUNS"].map(str::to_owned));
     let cell = |row: &v1::UsageRow, by: &By| match by {
         By::Day => row.day_ms.map(day).unwrap_or_default(),
         By::Account => row.account.clone(),
@@ -136,13 +137,24 @@ fn table(rows: &[v1::UsageRow], by: &BTreeSet<By>) -> String {
         By::Model if row.model.is_empty() => "(no GPU)".to_owned(),
         By::Model => row.model.clone(),
     };
-    let line = |names: Vec<String>, gpu: f64, billed: f64, runs: String| {
-        let numbers = [format!("{gpu:.2}"), format!("{billed:.2}"), runs];
-        names.into_iter().chain(numbers).collect::<Vec<_>>()
-    };
+    let line =
+        |names: Vec<String>, gpu: f64, measured: Option<v1::MeasuredUse>, billed: f64, runs: String| {
+            let unknown = || "-".to_owned();
+            let used = measured.map_or_else(unknown, |measured| format!("{:.2}", measured.used_gpu_hours));
+            let share = measured.and_then(view::used_percent);
+            let share = share.map_or_else(unknown, |share| format!("{share:.0}"));
+            let numbers = [format!("{gpu:.2}"), used, share, format!("{billed:.2}"), runs];
+            names.into_iter().chain(numbers).collect::<Vec<_>>()
+        };
     let lines = rows.iter().map(|row| {
         let names = by.iter().map(|by| cell(row, by)).collect();
-        line(names, row.gpu_hours, row.billed_gpu_hours, row.runs.to_string())
+        line(
+            names,
+            row.gpu_hours,
+            row.measured,
+            row.billed_gpu_hours,
+            row.runs.to_string(),
+        )
     });
     let total = (rows.len() > 1).then(|| {
         let sum = |of: fn(&v1::UsageRow) -> f64| rows.iter().map(of).sum();
@@ -154,6 +166,7 @@ fn table(rows: &[v1::UsageRow], by: &BTreeSet<By>) -> String {
         line(
             names,
             sum(|row| row.gpu_hours),
+            view::measured_in_all(rows),
             sum(|row| row.billed_gpu_hours),
             String::new(),
         )
@@ -179,20 +192,25 @@ mod tests {
             runs: 3,
             ..v1::UsageRow::default()
         };
-        let rows = [row("physics", 0, 12.5), row("physics", 1, 100.0)];
+        let mut rows = [row("physics", 0, 12.5), row("physics", 1, 100.0)];
+        // What is not measured is not nothing.
+        rows[1].measured = Some(v1::MeasuredUse {
+            used_gpu_hours: 60.0,
+            measured_gpu_hours: 80.0,
+        });
         insta::assert_snapshot!(table(&rows, &[By::Account, By::Day].into()), @r"
-        DAY         ACCOUNT  GPU-HOURS  BILLED  RUNS
-        2026-01-01  physics  12.50      25.00   3
-        2026-01-02  physics  100.00     200.00  3
-        total                112.50     225.00
+        DAY         ACCOUNT  GPU-HOURS  USED   %   BILLED  RUNS
+        2026-01-01  physics  12.50      -      -   25.00   3
+        2026-01-02  physics  100.00     60.00  75  200.00  3
+        total                112.50     60.00  75  225.00
         ");
         let rows = [v1::UsageRow {
             day_ms: None,
             ..row("physics", 0, 0.0)
         }];
         insta::assert_snapshot!(table(&rows, &[By::Model].into()), @r"
-        MODEL     GPU-HOURS  BILLED  RUNS
-        (no GPU)  0.00       0.00    3
+        MODEL     GPU-HOURS  USED  %  BILLED  RUNS
+        (no GPU)  0.00       -     -  0.00    3
         ");
     }
 }

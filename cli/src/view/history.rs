@@ -3,8 +3,8 @@
 use carrel_proto::v1;
 use serde::Serialize;
 
-use super::some;
 use super::words::{job_kind, job_state};
+use super::{some, used_percent};
 use crate::units::rfc3339;
 
 /// A job that is over, or runs.
@@ -35,6 +35,9 @@ pub struct HistoryJob {
     /// How often it was queued again.
     restarts: u32,
     time_limit_seconds: u64,
+    /// Of its last run; null: it was not measured.
+    used_gpu_hours: Option<f64>,
+    used_percent: Option<f64>,
 }
 
 impl From<v1::HistoryJob> for HistoryJob {
@@ -62,6 +65,8 @@ impl From<v1::HistoryJob> for HistoryJob {
             reason: job.reason,
             restarts: job.restarts,
             time_limit_seconds: job.time_limit_s,
+            used_gpu_hours: job.measured.map(|measured| measured.used_gpu_hours),
+            used_percent: job.measured.and_then(used_percent),
         }
     }
 }
@@ -87,6 +92,9 @@ pub struct UsageRow {
     billed_gpu_hours: f64,
     /// One that was queued again counts each time.
     runs: u64,
+    /// Null: nothing was measured.
+    used_gpu_hours: Option<f64>,
+    used_percent: Option<f64>,
 }
 
 /// Over all lines.
@@ -94,6 +102,18 @@ pub struct UsageRow {
 pub struct Total {
     gpu_hours: f64,
     billed_gpu_hours: f64,
+    used_gpu_hours: Option<f64>,
+    used_percent: Option<f64>,
+}
+
+/// What all lines together have measured; none: nothing was.
+pub fn measured_in_all(rows: &[v1::UsageRow]) -> Option<v1::MeasuredUse> {
+    rows.iter()
+        .filter_map(|row| row.measured)
+        .reduce(|sum, one| v1::MeasuredUse {
+            used_gpu_hours: sum.used_gpu_hours + one.used_gpu_hours,
+            measured_gpu_hours: sum.measured_gpu_hours + one.measured_gpu_hours,
+        })
 }
 
 impl Usage {
@@ -107,7 +127,10 @@ impl Usage {
             gpu_hours: row.gpu_hours,
             billed_gpu_hours: row.billed_gpu_hours,
             runs: row.runs,
+            used_gpu_hours: row.measured.map(|measured| measured.used_gpu_hours),
+            used_percent: row.measured.and_then(used_percent),
         };
+        let measured = measured_in_all(rows);
         Self {
             since: rfc3339(since),
             until: rfc3339(until),
@@ -115,6 +138,8 @@ impl Usage {
             total: Total {
                 gpu_hours: rows.iter().map(|row| row.gpu_hours).sum(),
                 billed_gpu_hours: rows.iter().map(|row| row.billed_gpu_hours).sum(),
+                used_gpu_hours: measured.map(|measured| measured.used_gpu_hours),
+                used_percent: measured.and_then(used_percent),
             },
         }
     }

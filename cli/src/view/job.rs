@@ -4,8 +4,8 @@ use carrel_proto::v1;
 use carrel_proto::v1::gpu_unit_request::Unit;
 use serde::Serialize;
 
-use super::some;
 use super::words::{job_kind, job_state};
+use super::{some, used_percent};
 use crate::units::rfc3339;
 
 /// A job.
@@ -35,6 +35,21 @@ pub struct Job {
     nice: i32,
     restarts: u32,
     batch: Option<Batch>,
+    /// Use of the busiest of its GPUs; null: it is not known.
+    gpu_percent: Option<u32>,
+    /// CPU time of its processes, per cent of one hardware thread.
+    cpu_percent: Option<u32>,
+    /// What it is used by, "gpu 97 %"; null: it does not run.
+    held_by: Option<String>,
+    /// Since when it is not used; null: it is, or that is not known.
+    idle_since: Option<String>,
+    /// When it ends if that goes on; null: it is used, or does not end for that.
+    idle_ends_at: Option<String>,
+    /// After how long without use it ends; null: it does not.
+    idle_after_seconds: Option<u64>,
+    /// Of its last run; null: it was not measured.
+    used_gpu_hours: Option<f64>,
+    used_percent: Option<f64>,
 }
 
 /// What a batch job runs.
@@ -142,6 +157,7 @@ pub struct Patience {
 impl From<v1::Job> for Job {
     fn from(job: v1::Job) -> Self {
         let terms = job.terms.clone().unwrap_or_default();
+        let activity = job.activity.clone().unwrap_or_default();
         Self {
             kind: job_kind(job.kind()),
             state: job_state(job.state()),
@@ -167,6 +183,14 @@ impl From<v1::Job> for Job {
             nice: terms.nice,
             restarts: job.restarts,
             batch: job.batch.map(Into::into),
+            gpu_percent: activity.gpu_percent,
+            cpu_percent: activity.cpu_percent,
+            held_by: some(activity.held_by),
+            idle_since: activity.idle_since_ms.map(rfc3339),
+            idle_ends_at: activity.idle_ends_ms.map(rfc3339),
+            idle_after_seconds: (activity.idle_after_s > 0).then_some(activity.idle_after_s),
+            used_gpu_hours: job.measured.map(|measured| measured.used_gpu_hours),
+            used_percent: job.measured.and_then(used_percent),
         }
     }
 }

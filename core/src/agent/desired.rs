@@ -37,6 +37,7 @@ impl Agent {
             self.changed();
         }
         self.newest = desired.generation;
+        self.thresholds = desired.thresholds;
         self.renew_lease(&desired);
         for tombstone in &desired.tombstones {
             self.bury(now, *tombstone);

@@ -1,5 +1,6 @@
 //! One job of the ledger.
 
+use super::meter::Meter;
 use super::{Holding, cut};
 use crate::model::job::Containment;
 use crate::model::node::{DesiredJob, EndCause};
@@ -68,6 +69,8 @@ pub(super) struct Entry {
     pub(super) exit_code: Option<i32>,
     /// The exit code is that of the job's command, which ended by itself.
     pub(super) by_command: bool,
+    /// What is done in it; none: nobody has looked yet.
+    pub(super) meter: Option<Meter>,
 }
 
 impl Entry {
@@ -85,6 +88,7 @@ impl Entry {
             cause: None,
             exit_code: None,
             by_command: false,
+            meter: None,
         }
     }
 

@@ -22,6 +22,7 @@ mod desired;
 mod end;
 mod entry;
 mod ledger;
+mod meter;
 mod report;
 mod start;
 #[cfg(test)]
@@ -32,6 +33,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::model::activity::Thresholds;
 use crate::model::cpus::{Binding, HostCpus};
 use crate::model::gpu::Inventory;
 use crate::model::gpu_unit::GpuUnit;
@@ -45,6 +47,7 @@ use crate::model::time::Timestamp;
 use entry::{Entry, Phase};
 
 pub use ledger::{Ledger, LedgerEntry, Stage};
+pub use meter::{GpuReading, Reading};
 
 /// Between the terminate signal and the kill, where no tombstone says it: well
 /// within the margin by which the broker waits longer than a lease.
@@ -222,6 +225,8 @@ pub enum Input {
     Cpus(Box<HostCpus>),
     /// Images that are there.
     Images(Vec<String>),
+    /// Somebody has looked at what jobs do.
+    Measured(Vec<(JobKey, Reading)>),
     /// Time passed.
     Tick,
 }
@@ -303,6 +308,8 @@ pub struct Agent {
     adopted: bool,
     /// The ledger is of a former boot.
     rebooted: bool,
+    /// From what on work in a job counts as use.
+    thresholds: Thresholds,
     seq: u64,
     /// Reports after this one are this agent's.
     first_seq: u64,
@@ -337,6 +344,7 @@ impl Agent {
             drained: BTreeMap::new(),
             adopted: false,
             rebooted: false,
+            thresholds: Thresholds::default(),
             // Greater than any number of an agent before this one in this boot, which sent fewer
             // than one report a millisecond: an answer to that one's is no answer to ours.
             seq: now.boot_ms,
@@ -370,6 +378,7 @@ impl Agent {
                     self.out.report = true;
                 }
             }
+            Input::Measured(readings) => self.on_measured(now, &readings),
             Input::Tick => {}
         }
         if self.adopted {

@@ -35,6 +35,7 @@ impl Agent {
                 .collect(),
             version: self.myself.version.clone(),
             images: self.images.clone(),
+            activity: self.activity(now),
         }
     }
 

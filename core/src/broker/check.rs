@@ -178,6 +178,13 @@ pub fn check(state: &State) -> Vec<Violation> {
     if !state.deadlines.iter().eq(deadlines.iter()) {
         found.push(Violation::Index("deadlines"));
     }
+    let lives = |id: &JobId| {
+        let placed = state.jobs.get(id).and_then(|job| job.placed());
+        placed.is_some_and(|placed| placed.ending.is_none())
+    };
+    if !state.idle.keys().all(lives) {
+        found.push(Violation::Index("idle sessions"));
+    }
     found.extend(
         holding
             .iter()

@@ -53,6 +53,7 @@ pub(super) fn desired(state: &State, node: &NodeName) -> Option<Desired> {
         jobs,
         tombstones,
         removed_sessions: removed.map(|((_, session), ())| *session).collect(),
+        thresholds: state.settings.idle.thresholds,
     })
 }
 
@@ -131,6 +132,7 @@ fn desired_job(state: &State, job: &Job, placed: &Placed, rank: usize) -> Desire
         batch: batch
             .filter(|_| rank == 0)
             .map(|batch| batch_run(job, batch, &part.node)),
+        idle_ends: state.idle.get(&job.id).map(|about| about.ends),
     }
 }
 

@@ -51,6 +51,9 @@ impl State {
             self.deadlines.remove(&(placed.deadline, job.id));
             self.count_held(&job, placed, false);
         }
+        if job.placed().is_none_or(|placed| placed.ending.is_some()) {
+            self.idle.remove(&job.id);
+        }
         if let Some(placed) = job.placed() {
             self.deadlines.insert((placed.deadline, job.id));
             self.count_held(&job, placed, true);

@@ -15,6 +15,7 @@ mod forecast;
 mod found;
 mod future;
 mod headroom;
+mod idle;
 mod index;
 mod input;
 mod limits;
@@ -51,13 +52,16 @@ pub use edit::{
 pub use forecast::{Choice, Plan, Start, plan, start_of, starts_of};
 pub use found::{FoundJob, FoundPart, found_jobs, found_on};
 pub use headroom::ByModel;
+pub use idle::{IdleEnd, IdlePolicy, JobUse, LastUse, UsedBy};
 pub use index::Aside;
 pub use input::{Caller, FeatureChange, Input, JobUpdate, OpenSession, Reply, SessionRef, SignIn, SubmitJob};
 pub use order::{Priority, all_standings};
 pub use queued::{Queued, Reasons, queued};
 pub use reject::{Reject, RejectKind};
 pub use rights::{Call, Inside, Needs};
-pub use settings::{HeadroomSettings, PreemptionSettings, QueueSettings, ReservationSettings, Settings};
+pub use settings::{
+    HeadroomSettings, IdleSettings, PreemptionSettings, QueueSettings, ReservationSettings, Settings,
+};
 pub use state::{NodeLink, State};
 pub use usage::NodeUsage;
 pub use view::{

@@ -384,6 +384,7 @@ impl Broker {
             deadline: now.after(self.state.time_from(job, now)),
             ending: None,
             leaving: None,
+            extended: None,
         };
         let detail = units(&placed);
         self.audit_own(

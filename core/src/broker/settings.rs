@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::model::activity::Thresholds;
 use crate::model::fabric::Fabric;
 use crate::model::policy::Policy;
 use crate::model::resources::model_matches;
@@ -35,6 +36,8 @@ pub struct Settings {
     pub grace: Duration,
     /// So long before a deadline the session's terminals are warned.
     pub warn_before: Vec<Duration>,
+    /// When sessions end that are not used.
+    pub idle: IdleSettings,
     /// Hardware threads a GPU when none are asked for, as far as the nodes have them.
     pub cpus_per_gpu: u32,
     /// Memory a GPU, bytes, when none is asked for, as far as the nodes have it.
@@ -70,6 +73,7 @@ impl Default for Settings {
             contact_timeout: Duration::from_secs(20),
             grace: Duration::from_secs(10),
             warn_before: [30, 10, 5, 1].map(Duration::from_mins).to_vec(),
+            idle: IdleSettings::default(),
             cpus_per_gpu: 12,
             memory_per_gpu: 128 * GIB,
             reserve: Reserve::default(),
@@ -93,6 +97,28 @@ impl Settings {
         warnings.sort_unstable_by(|a, b| b.cmp(a));
         warnings.dedup();
         warnings
+    }
+}
+
+/// When sessions end that are not used.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct IdleSettings {
+    /// After so long without use; none: only those that ask for it. A session may ask for less, and not for more.
+    pub after: Option<Duration>,
+    /// So long before that their users are warned.
+    pub warn: Duration,
+    /// From what on work counts as use.
+    pub thresholds: Thresholds,
+}
+
+impl Default for IdleSettings {
+    fn default() -> Self {
+        Self {
+            after: None,
+            warn: Duration::from_mins(30),
+            thresholds: Thresholds::default(),
+        }
     }
 }
 

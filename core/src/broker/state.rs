@@ -8,6 +8,7 @@ use imbl::{OrdMap, OrdSet};
 use super::backfill::Promise;
 use super::change::{Change, ClusterRecord};
 use super::headroom::ByModel;
+use super::idle::IdleEnd;
 use super::settings::Settings;
 use super::usage::NodeUsage;
 use crate::model::account::Person;
@@ -115,6 +116,8 @@ pub struct State {
     pub forget_next: Timestamp,
     /// Jobs that hold something, by when they end at the latest.
     pub deadlines: OrdSet<(Timestamp, JobId)>,
+    /// Sessions that are about to end since nobody uses them.
+    pub idle: OrdMap<JobId, IdleEnd>,
     /// What live jobs hold on each node.
     pub usage: OrdMap<NodeName, Arc<NodeUsage>>,
     /// Jobs with something unreleased on each node.
@@ -238,6 +241,7 @@ impl State {
             forget_next: now,
             ordered: 0,
             deadlines: OrdSet::new(),
+            idle: OrdMap::new(),
             usage: OrdMap::new(),
             placed_on: OrdMap::new(),
             hosts,

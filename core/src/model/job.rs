@@ -1,9 +1,11 @@
 //! Jobs: the unit of scheduling. An allocation of a job runs once; a job may have one after another.
 
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::activity::{Metered, Used};
 use super::batch::Batch;
 use super::cpus::Binding;
 use super::ids::{Generation, JobId, JobKey, SessionId, UserName};
@@ -129,6 +131,9 @@ pub struct RankStatus {
     /// CPUs and memory nodes that its container is bound to, or last was.
     #[serde(default)]
     pub binding: Binding,
+    /// How much its GPUs were used there.
+    #[serde(default)]
+    pub metered: Metered,
 }
 
 /// How a job that is being ended goes.
@@ -177,9 +182,21 @@ pub struct Placed {
     /// Set with it.
     #[serde(default)]
     pub leaving: Option<Leaving>,
+    /// When its user last moved the deadline: that counts as use.
+    #[serde(default)]
+    pub extended: Option<Timestamp>,
 }
 
 impl Placed {
+    /// How much its GPUs were used, by model; none of what was never measured.
+    pub fn used(&self) -> BTreeMap<String, Used> {
+        let mut used: BTreeMap<String, Used> = BTreeMap::new();
+        for (model, one) in self.ranks.iter().flat_map(|rank| rank.metered.total()) {
+            used.entry(model).or_default().add(one);
+        }
+        used
+    }
+
     /// It is being ended, and waits again after that.
     pub fn comes_again(&self) -> bool {
         self.leaving.is_some_and(|leaving| leaving.again)

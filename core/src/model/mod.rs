@@ -1,6 +1,7 @@
 //! The vocabulary: what a cluster is made of.
 
 pub mod account;
+pub mod activity;
 pub mod audit;
 pub mod batch;
 pub mod constraints;

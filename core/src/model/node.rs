@@ -1,10 +1,11 @@
 //! Nodes, as the broker knows them.
 
 use std::borrow::Cow;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
+use super::activity::{Activity, Thresholds};
 use super::batch::BatchRun;
 use super::cpus::Binding;
 use super::gpu::Inventory;
@@ -162,6 +163,9 @@ pub struct Observed {
     pub version: String,
     /// Images present on it.
     pub images: Vec<String>,
+    /// What is done in its jobs. Apart from them: it changes all the time, and what they hold does not.
+    #[serde(default)]
+    pub activity: BTreeMap<JobKey, Activity>,
 }
 
 /// Another member of a gang.
@@ -217,6 +221,9 @@ pub struct DesiredJob {
     pub container: ContainerOptions,
     /// What it runs by itself: on the first node of a batch job. Its end is the job's.
     pub batch: Option<BatchRun>,
+    /// When the broker ends it, unless it is used until then; none: it is used, or may be idle.
+    #[serde(default)]
+    pub idle_ends: Option<Timestamp>,
 }
 
 /// An allocation that a node is to end and forget. Exactly this one: after a backup was restored,
@@ -248,4 +255,7 @@ pub struct Desired {
     pub tombstones: Vec<Tombstone>,
     /// Sessions whose kept changes are to be deleted.
     pub removed_sessions: Vec<SessionId>,
+    /// From what on work in a job counts as use.
+    #[serde(default)]
+    pub thresholds: Thresholds,
 }

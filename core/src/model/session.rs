@@ -59,6 +59,9 @@ pub struct ContainerOptions {
     /// What is sent before the deadline.
     #[serde(default)]
     pub end_signal: Option<EndSignal>,
+    /// Its session is ended when nobody and nothing has used it for so long; the cluster may say less.
+    #[serde(default)]
+    pub idle: Option<Duration>,
 }
 
 /// A signal before the end, as Slurm's `--signal`.

@@ -150,6 +150,8 @@ pub(super) fn init(
         deadline_ms: job.deadline.millis(),
         warn_before_s: message.warn_before_s.clone(),
         end_signal: message.end_signal,
+        idle_ends_ms: message.idle_ends_ms,
+        idle_warn_before_s: message.idle_warn_before_s.clone(),
     }
 }
 
@@ -255,6 +257,7 @@ pub(super) fn deadline(job: &DesiredJob, config: &v1::InitConfig) -> String {
         "name": job.name,
         "deadline_ms": config.deadline_ms,
         "warn_before_seconds": config.warn_before_s,
+        "idle_ends_ms": (config.idle_ends_ms > 0).then_some(config.idle_ends_ms),
     })
     .to_string()
         + "\n"
@@ -342,6 +345,7 @@ mod tests {
             ready: false,
             container: ContainerOptions::default(),
             batch: None,
+            idle_ends: None,
         }
     }
 

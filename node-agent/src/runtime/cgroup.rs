@@ -182,6 +182,21 @@ impl Cgroups {
         counts.max().unwrap_or(0)
     }
 
+    /// CPU time of a cgroup and those below it, microseconds; none: it is not counted.
+    pub fn cpu_time(&self, path: &str) -> Option<u64> {
+        // Version 1 counts nanoseconds in a file of its own. Where both are mounted, the other's count may stand still.
+        let times = self.dirs(path).into_iter().filter_map(|dir| {
+            let version1 = fs::read_to_string(dir.join("cpuacct.usage")).ok();
+            let version1 = version1.and_then(|text| text.trim().parse::<u64>().ok());
+            version1.map(|time| time / 1_000).or_else(|| {
+                let text = fs::read_to_string(dir.join("cpu.stat")).ok()?;
+                let time = text.lines().find_map(|line| line.strip_prefix("usage_usec "))?;
+                time.trim().parse().ok()
+            })
+        });
+        times.max()
+    }
+
     /// Removes a cgroup without processes, and those below it. Absent is fine.
     pub fn remove(&self, path: &str) -> Result<()> {
         for dir in self.dirs(path) {
@@ -278,6 +293,30 @@ mod tests {
         cgroups(true).free_memory("/carrel/1-1").unwrap();
         assert_eq!(mems(), "\n");
         cgroups(true).free_memory("/carrel/2-1").unwrap();
+    }
+
+    #[test]
+    fn cpu_time_is_read_from_both_versions() {
+        let root = tempfile::tempdir().unwrap();
+        let cgroups = Cgroups {
+            roots: vec![root.path().join("v1"), root.path().join("v2")],
+            unified: false,
+        };
+        for dir in ["v1/job", "v2/job"] {
+            fs::create_dir_all(root.path().join(dir)).unwrap();
+        }
+        assert_eq!(cgroups.cpu_time("/job"), None);
+        fs::write(
+            root.path().join("v2/job/cpu.stat"),
+            "usage_usec 1500\nuser_usec 1000\n",
+        )
+        .unwrap();
+        assert_eq!(cgroups.cpu_time("/job"), Some(1_500));
+        fs::write(root.path().join("v1/job/cpuacct.usage"), "7000999\n").unwrap();
+        // Version 1 has a cpu.stat as well, with other lines.
+        fs::write(root.path().join("v1/job/cpu.stat"), "nr_periods 0\n").unwrap();
+        assert_eq!(cgroups.cpu_time("/job"), Some(7_000));
+        assert_eq!(cgroups.cpu_time("/gone"), None);
     }
 
     #[test]

@@ -279,6 +279,11 @@ impl Runtime {
         self.inner.cgroups.out_of_memory_kills(&self.cgroup(key))
     }
 
+    /// CPU time of the job's processes since its start, microseconds; none: this host does not count it. Blocks.
+    pub fn cpu_time(&self, key: JobKey) -> Option<u64> {
+        self.inner.cgroups.cpu_time(&self.cgroup(key))
+    }
+
     /// What jobs' containers may be bound to; none: this host's cgroups cannot bind. Blocks.
     pub fn limits(&self) -> Option<Limits> {
         self.inner.cgroups.limits(&self.inner.cgroup_parent)

@@ -4,6 +4,7 @@
 //! a login name is in numbers, and who may enter over SSH, is the shell's to
 //! know. The broker adds both; an agent keeps the message beside the model.
 
+use carrel_core::model::activity::Thresholds;
 use carrel_core::model::batch::BatchRun;
 use carrel_core::model::gpu_unit::GpuUnit;
 use carrel_core::model::ids::{Generation, JobId, JobKey, SessionId};
@@ -35,6 +36,8 @@ pub fn desired(
         tombstones: desired.tombstones.iter().map(|tomb| (*tomb).into()).collect(),
         removed_sessions: desired.removed_sessions.iter().map(|session| session.0).collect(),
         gateways,
+        use_gpu_percent: Some(desired.thresholds.gpu_percent),
+        use_cpu_percent: Some(desired.thresholds.cpu_percent),
     }
 }
 
@@ -62,6 +65,8 @@ fn desired_job(job: &DesiredJob, identity: v1::Identity, ssh: v1::SshAccess) -> 
         // Not the core's matter: the broker sets it.
         warn_before_s: Vec::new(),
         end_signal: job.container.end_signal.map(Into::into),
+        idle_ends_ms: job.idle_ends.map_or(0, Timestamp::millis),
+        idle_warn_before_s: Vec::new(),
         batch: job.batch.as_ref().map(Into::into),
     }
 }
@@ -188,8 +193,11 @@ impl TryFrom<v1::DesiredJob> for DesiredJob {
                 mounts: job.mounts.into_iter().map(Into::into).collect(),
                 root: job.root,
                 end_signal: job.end_signal.map(TryInto::try_into).transpose()?,
+                // The broker's matter.
+                idle: None,
             },
             batch: job.batch.map(Into::into),
+            idle_ends: (job.idle_ends_ms > 0).then(|| Timestamp::from_millis(job.idle_ends_ms)),
         })
     }
 }
@@ -201,7 +209,12 @@ impl TryFrom<v1::Desired> for Desired {
     fn try_from(message: v1::Desired) -> Result<Self, ConvertError> {
         let jobs = message.jobs.into_iter().map(TryInto::try_into);
         let incarnation = message.incarnation.ok_or(ConvertError::Missing("incarnation"))?;
+        let usual = Thresholds::default();
         Ok(Self {
+            thresholds: Thresholds {
+                gpu_percent: message.use_gpu_percent.unwrap_or(usual.gpu_percent),
+                cpu_percent: message.use_cpu_percent.unwrap_or(usual.cpu_percent),
+            },
             cluster: cluster(&message.cluster)?,
             incarnation: incarnation.into(),
             generation: message.generation,

@@ -1,5 +1,8 @@
 //! What a node is.
 
+use std::collections::BTreeMap;
+
+use carrel_core::model::activity::{Activity, Counter, Seen, Signals, Used};
 use carrel_core::model::cpus::{Binding, CpuSet};
 use carrel_core::model::gpu_unit::GpuUnit;
 use carrel_core::model::ids::{Generation, Incarnation, JobId, JobKey};
@@ -157,6 +160,64 @@ impl TryFrom<v1::ObservedJob> for ObservedJob {
     }
 }
 
+fn activity_message((key, activity): (&JobKey, &Activity)) -> v1::ObservedActivity {
+    let Activity { seen, counter } = activity;
+    let ago = seen.map(|seen| seen.ago_ms).unwrap_or_default();
+    let uses = counter.by_model.iter().map(|(model, used)| v1::GpuUse {
+        model: model.clone(),
+        busy: used.busy,
+        measured: used.measured,
+    });
+    v1::ObservedActivity {
+        job: key.job.0,
+        generation: key.generation.0,
+        seen_for_ms: seen.map(|seen| seen.for_ms),
+        gpu_ago_ms: ago.gpu,
+        cpu_ago_ms: ago.cpu,
+        input_ago_ms: ago.input,
+        connection_ago_ms: ago.connection,
+        gpu_percent: seen.and_then(|seen| seen.gpu_percent),
+        cpu_percent: seen.and_then(|seen| seen.cpu_percent),
+        counted_since: counter.since,
+        uses: uses.collect(),
+    }
+}
+
+fn activity(message: v1::ObservedActivity) -> (JobKey, Activity) {
+    let key = JobKey {
+        job: JobId(message.job),
+        generation: Generation(message.generation),
+    };
+    let ago_ms = Signals {
+        gpu: message.gpu_ago_ms,
+        cpu: message.cpu_ago_ms,
+        input: message.input_ago_ms,
+        connection: message.connection_ago_ms,
+    };
+    let (gpu_percent, cpu_percent) = (message.gpu_percent, message.cpu_percent);
+    let used = |one: v1::GpuUse| {
+        let used = Used {
+            busy: one.busy,
+            measured: one.measured,
+        };
+        (text(one.model), used)
+    };
+    let by_model: BTreeMap<String, Used> = message.uses.into_iter().map(used).collect();
+    let activity = Activity {
+        seen: message.seen_for_ms.map(|for_ms| Seen {
+            for_ms,
+            ago_ms,
+            gpu_percent,
+            cpu_percent,
+        }),
+        counter: Counter {
+            since: message.counted_since,
+            by_model,
+        },
+    };
+    (key, activity)
+}
+
 impl From<&Observed> for v1::Observed {
     fn from(observed: &Observed) -> Self {
         let (cluster, incarnation) = match &observed.accepted {
@@ -174,6 +235,7 @@ impl From<&Observed> for v1::Observed {
             jobs: observed.jobs.iter().map(Into::into).collect(),
             version: observed.version.clone(),
             images: observed.images.clone(),
+            activity: observed.activity.iter().map(activity_message).collect(),
         }
     }
 }
@@ -189,6 +251,7 @@ impl TryFrom<v1::Observed> for Observed {
             Some((cluster(&message.cluster)?, Incarnation::from(incarnation)))
         };
         let jobs = message.jobs.into_iter().map(TryInto::try_into);
+        let activity = message.activity.into_iter().map(activity);
         Ok(Self {
             node: message.node.parse()?,
             boot_id: text(message.boot_id),
@@ -202,6 +265,7 @@ impl TryFrom<v1::Observed> for Observed {
             jobs: jobs.collect::<Result<_, _>>()?,
             version: text(message.version),
             images: message.images.into_iter().map(text).collect(),
+            activity: activity.collect(),
         })
     }
 }

@@ -140,6 +140,7 @@ impl From<&SessionSpec> for v1::SessionSpec {
             workdir: spec.workdir.clone(),
             mounts: spec.container.mounts.iter().map(Into::into).collect(),
             end_signal: spec.container.end_signal.map(Into::into),
+            idle_s: spec.container.idle.map_or(0, |idle| idle.as_secs()),
             root: spec.container.root,
             terms: Some((&spec.terms).into()).filter(|terms| *terms != v1::Terms::default()),
         }

@@ -1,3 +1,4 @@
+use carrel_core::model::activity::{Activity, Counter, Seen, Signals, Thresholds, Used};
 use carrel_core::model::batch::BatchRun;
 use carrel_core::model::cpus::Binding;
 use carrel_core::model::gpu::{GpuInfo, Inventory, NicInfo};
@@ -89,6 +90,27 @@ fn observed() -> Observed {
         }],
         version: "0.1.0".into(),
         images: vec!["busybox".into()],
+        activity: [(key(), activity())].into(),
+    }
+}
+
+fn activity() -> Activity {
+    Activity {
+        seen: Some(Seen {
+            for_ms: 60_000,
+            ago_ms: Signals {
+                gpu: Some(0),
+                cpu: None,
+                input: Some(3),
+                connection: Some(4),
+            },
+            gpu_percent: Some(97),
+            cpu_percent: Some(340),
+        }),
+        counter: Counter {
+            since: 7,
+            by_model: [("NVIDIA H100".to_owned(), Used { busy: 5, measured: 9 })].into(),
+        },
     }
 }
 
@@ -140,6 +162,7 @@ fn wanted() -> Desired {
                     before_s: 90,
                     shells: true,
                 }),
+                idle: None,
             },
             batch: Some(BatchRun {
                 command: vec!["a b".into()],
@@ -148,12 +171,17 @@ fn wanted() -> Desired {
                 stderr: String::new(),
                 append: true,
             }),
+            idle_ends: Some(Timestamp(2_000)),
         }],
         tombstones: vec![Tombstone {
             key: key(),
             grace_ms: 10_000,
         }],
         removed_sessions: vec![SessionId(8)],
+        thresholds: Thresholds {
+            gpu_percent: 1,
+            cpu_percent: 200,
+        },
     }
 }
 

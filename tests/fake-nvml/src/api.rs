@@ -351,6 +351,58 @@ fn memory_bytes(host: &Host) -> c_ulonglong {
 }
 
 #[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetUtilizationRates(
+    device: nvmlDevice_t,
+    rates: *mut nvmlUtilization_t,
+) -> nvmlReturn_t {
+    call_on("nvmlDeviceGetUtilizationRates", device, |host, gpu| {
+        if mig_api::in_mig_mode(host, gpu).is_ok() {
+            return Err(nvmlReturn_enum_NVML_ERROR_NOT_SUPPORTED);
+        }
+        let (gpu, _) = host.utilization(gpu);
+        put(rates, nvmlUtilization_t { gpu, memory: 0 })
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetProcessUtilization(
+    device: nvmlDevice_t,
+    samples: *mut nvmlProcessUtilizationSample_t,
+    count: *mut c_uint,
+    since: c_ulonglong,
+) -> nvmlReturn_t {
+    call_on("nvmlDeviceGetProcessUtilization", device, |host, gpu| {
+        if mig_api::in_mig_mode(host, gpu).is_ok() {
+            return Err(nvmlReturn_enum_NVML_ERROR_NOT_SUPPORTED);
+        }
+        let (_, all) = host.utilization(gpu);
+        if all.is_empty() {
+            put(count, 0)?;
+            return Err(nvmlReturn_enum_NVML_ERROR_NOT_FOUND);
+        }
+        // SAFETY: nvml.h asks callers for a count, which says how many entries `samples` has room for.
+        let room = unsafe { count.as_ref() }.copied();
+        let room = room.ok_or(nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT)?;
+        put(count, all.len() as c_uint)?;
+        if samples.is_null() || (room as usize) < all.len() {
+            return Err(nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_SIZE);
+        }
+        for (at, (pid, percent)) in all.into_iter().enumerate() {
+            let sample = nvmlProcessUtilizationSample_t {
+                pid,
+                timeStamp: since + 1,
+                smUtil: percent,
+                memUtil: 0,
+                encUtil: 0,
+                decUtil: 0,
+            };
+            put(samples.wrapping_add(at), sample)?;
+        }
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetArchitecture(
     device: nvmlDevice_t,
     architecture: *mut nvmlDeviceArchitecture_t,

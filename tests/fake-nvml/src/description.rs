@@ -21,6 +21,7 @@ use crate::mig::{Profile, State};
 /// nvswitch = true                     # NVLinks end at switches, not at GPUs
 /// nvlink_works = true                 # false: as without the fabric manager
 /// processes = "busy.txt"              # lines of "<index or UUID> <pid> [<MIG GPU instance>]"; need not exist
+/// utilization = "busy"                # how busy GPUs are, "<index or UUID> <per cent> [<pid>]" a line; need not exist
 /// mig_state = "mig"                   # what GPUs in MIG mode are cut into, once something has changed it
 /// compute_modes = "modes"            # GPUs' compute modes, "<index> <NVML's number>" a line; need not exist
 /// mig_faults = "faults"               # what `nvidia-smi mig` fails at; need not exist
@@ -60,6 +61,8 @@ pub struct Description {
     pub nvlink_works: Option<bool>,
     /// File of processes, from the description's folder.
     pub processes: Option<PathBuf>,
+    /// File of how busy GPUs are, in all or with a process, from the description's folder.
+    pub utilization: Option<PathBuf>,
     /// File of what GPUs in MIG mode are cut into, from the description's folder; without it, that stays.
     pub mig_state: Option<PathBuf>,
     /// File of what `nvidia-smi mig` fails at, from the description's folder.
@@ -282,6 +285,24 @@ impl Description {
 }
 
 impl Description {
+    /// How busy GPUs are now: (index or UUID, per cent, with which process).
+    pub fn utilization(&self, path: &Path) -> Vec<(String, u32, Option<u32>)> {
+        let file = self
+            .utilization
+            .as_ref()
+            .and_then(|file| fs::read_to_string(beside(path, file)).ok());
+        let line = |line: &str| {
+            let mut words = line.split_whitespace();
+            let (gpu, percent) = (words.next()?, words.next()?.parse().ok()?);
+            Some((
+                gpu.to_owned(),
+                percent,
+                words.next().and_then(|pid| pid.parse().ok()),
+            ))
+        };
+        file.unwrap_or_default().lines().filter_map(line).collect()
+    }
+
     /// Compute modes other than the default, by index, as NVML numbers them; none: nobody may set them.
     pub fn compute_modes(&self, path: &Path) -> Option<BTreeMap<usize, u32>> {
         let file = beside(path, self.compute_modes.as_ref()?);

@@ -183,6 +183,23 @@ impl Host {
             .collect()
     }
 
+    /// How busy a GPU is now, in all and with processes: per cent of its time, and process ids.
+    pub fn utilization(&self, gpu: &Gpu) -> (u32, Vec<(u32, u32)>) {
+        let named = |name: &str| name == gpu.uuid || name.parse() == Ok(gpu.index);
+        let all = self.description.utilization(&self.path).into_iter();
+        let own: Vec<_> = all.filter(|(name, ..)| named(name)).collect();
+        let said = own.iter().find(|(_, _, pid)| pid.is_none());
+        let of_processes = own
+            .iter()
+            .filter_map(|(_, percent, pid)| Some(((*pid)?, *percent)));
+        let of_processes: Vec<(u32, u32)> = of_processes.collect();
+        let sum = of_processes.iter().map(|(_, percent)| percent).sum::<u32>();
+        (
+            said.map_or(sum, |(_, percent, _)| *percent).min(100),
+            of_processes,
+        )
+    }
+
     /// Those of them in a MIG GPU instance.
     pub fn processes_in(&self, gpu: &Gpu, instance: Option<u32>) -> Vec<u32> {
         let mut all = self.processes(gpu);

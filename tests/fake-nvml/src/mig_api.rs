@@ -58,7 +58,7 @@ pub(crate) fn uuid(host: &Host, device: nvmlDevice_t, out: *mut c_char, length: 
     put_text(out, length, &host.mig_uuid(gpu, &instance, part))
 }
 
-fn in_mig_mode(host: &Host, gpu: &Gpu) -> Answer<()> {
+pub(crate) fn in_mig_mode(host: &Host, gpu: &Gpu) -> Answer<()> {
     if host.mig(gpu).on {
         Ok(())
     } else {

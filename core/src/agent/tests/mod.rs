@@ -3,6 +3,7 @@
 mod adoption;
 mod binding;
 mod ending;
+mod meter;
 mod obeying;
 mod random;
 mod starting;
@@ -111,6 +112,7 @@ impl Rig {
             jobs,
             tombstones,
             removed_sessions: Vec::new(),
+            thresholds: Thresholds::default(),
         }
     }
 
@@ -248,6 +250,7 @@ fn job(id: u64, gpus: &[u32]) -> DesiredJob {
         ready: false,
         container: ContainerOptions::default(),
         batch: None,
+        idle_ends: None,
     }
 }
 

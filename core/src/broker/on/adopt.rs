@@ -8,6 +8,7 @@ use crate::broker::found::{FoundPart, parts_of};
 use crate::broker::input::Caller;
 use crate::broker::state::{NodeLink, State};
 use crate::broker::{Broker, Call, Reject, RejectKind, Reply};
+use crate::model::activity::Metered;
 use crate::model::audit::Action;
 use crate::model::gpu::Inventory;
 use crate::model::gpu_unit::{GpuUnit, Slice};
@@ -283,6 +284,7 @@ impl State {
             host_key: part.seen.host_key.clone(),
             containment: part.seen.containment,
             binding: part.seen.binding.clone(),
+            metered: Metered::default(),
         });
         let allocation = Allocation {
             nodes: nodes.collect(),
@@ -301,6 +303,7 @@ impl State {
                 ranks: ranks.collect(),
                 ending: None,
                 leaving: None,
+                extended: None,
             },
         })
     }

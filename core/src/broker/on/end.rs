@@ -16,7 +16,7 @@ const MAX_RESTARTS: usize = 100;
 impl Broker {
     /// Begins to end a job. One that holds nothing is over at once; one that is
     /// ending already goes on as it does. One whose node was lost may wait again after that.
-    pub(super) fn end_job(&mut self, now: Timestamp, id: JobId, ending: Ending) {
+    pub(in crate::broker) fn end_job(&mut self, now: Timestamp, id: JobId, ending: Ending) {
         let job = self.state.jobs.get(&id);
         let again = job.is_some_and(|job| job.requeue) && ending.state == JobState::NodeFail;
         self.begin_end(now, id, ending, again, None);

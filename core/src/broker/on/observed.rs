@@ -25,7 +25,9 @@ impl Broker {
         self.catch_up(&observed);
         self.note_record(&record, &observed);
         let foreign = self.state.is_foreign(&observed);
-        let former = self.state.links.get(&node).filter(|link| link.connected);
+        let link = self.state.links.get(&node);
+        let last = link.and_then(|link| link.observed.clone());
+        let former = link.filter(|link| link.connected);
         let undone = former.is_some_and(|link| link.undone);
         let former = former.and_then(|link| link.observed.as_ref());
         // What it holds for jobs that are not ours any more, or not yet, is not free.
@@ -33,11 +35,13 @@ impl Broker {
         self.note_contact(now, &observed, false);
         if !foreign {
             for id in held_on(&self.state, &node) {
+                self.keep_use(now, (&node, id), last.as_deref(), &observed);
                 self.see_job(now, &node, id, &observed);
             }
             self.see_removals(&node);
             self.see_tombstones(&node, &observed);
             self.recognise(now, &observed);
+            self.see_idle(now, &node);
         }
         Ok(Reply::Done)
     }

@@ -270,6 +270,15 @@ impl State {
             )
             .hint(format!("the longest is {}", hours(settings.max_time))));
         }
+        if let (Some(own), Some(most)) = (spec.container.idle, settings.idle.after)
+            && own > most
+        {
+            return Err(Reject::new(
+                RejectKind::Invalid,
+                format!("an idle time of {} is over this cluster's", hours(own)),
+            )
+            .hint(format!("the longest is {}", hours(most))));
+        }
         if spec.image.is_empty() {
             spec.image.clone_from(&settings.default_image);
         }

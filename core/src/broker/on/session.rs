@@ -55,6 +55,9 @@ impl Broker {
             self.state.must_harm_nobody(now, &job, deadline)?;
         }
         placed.deadline = deadline;
+        // Who does this is there.
+        placed.extended = Some(now);
+        self.state.idle.remove(&job.id);
         let nodes: Vec<_> = placed
             .allocation
             .nodes

@@ -225,6 +225,7 @@ fn a_contact_renews_the_lease_and_keeps_nothing() {
         jobs: vec![ready],
         version: String::new(),
         images: vec![],
+        activity: BTreeMap::new(),
     };
     let output = world.must(Input::Contact(Arc::new(report)));
     assert!(output.changes.is_empty());
@@ -256,6 +257,7 @@ fn what_a_contact_could_not_start_starts_with_the_next_report() {
         jobs: vec![],
         version: String::new(),
         images: vec![],
+        activity: BTreeMap::new(),
     };
     world.must(Input::Contact(Arc::new(report)));
     assert_eq!(world.state(id), JobState::Pending, "nothing can be kept");

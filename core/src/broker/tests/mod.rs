@@ -8,6 +8,7 @@ mod forecast;
 mod forget;
 mod found;
 mod hardware;
+mod idle;
 mod inside;
 mod jobs;
 mod lifecycle;
@@ -25,11 +26,12 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::*;
+use crate::model::activity::Activity;
 use crate::model::audit::Origin;
 use crate::model::cpus::Binding;
 use crate::model::gpu::{GpuInfo, Inventory, Mig, MigProfile};
 use crate::model::gpu_unit::Sharing;
-use crate::model::ids::{ClusterId, JobId, NodeName, SessionId, UserName};
+use crate::model::ids::{ClusterId, JobId, JobKey, NodeName, SessionId, UserName};
 use crate::model::job::{Containment, Job, JobState};
 use crate::model::node::{EndCause, Observed, ObservedJob, ObservedPhase};
 use crate::model::resources::{ResourceRequest, UnitRequest};
@@ -46,6 +48,8 @@ struct World {
     store: Vec<Change>,
     now: Timestamp,
     seq: u64,
+    /// What nodes say of the use of jobs.
+    activity: BTreeMap<JobKey, Activity>,
 }
 
 fn cluster() -> ClusterId {
@@ -190,6 +194,7 @@ impl World {
             store,
             now,
             seq: 0,
+            activity: BTreeMap::new(),
         };
         for (name, uid) in [("alice", 1001), ("bob", 1002)] {
             let user = User {
@@ -275,6 +280,7 @@ impl World {
             jobs,
             version: "0.1.0".into(),
             images: vec![],
+            activity: self.activity.clone(),
         };
         self.must(Input::Observed(Arc::new(observed)));
     }

@@ -104,6 +104,7 @@ fn a_restored_store_goes_on_after_what_nodes_have_seen() {
         jobs: vec![],
         version: String::new(),
         images: vec![],
+        activity: BTreeMap::new(),
     };
     world.must(Input::Observed(Arc::new(observed)));
     let after = world.broker.state().cluster.incarnation;
@@ -141,6 +142,7 @@ fn late_and_repeated_reports_change_nothing() {
         jobs: vec![],
         version: String::new(),
         images: vec![],
+        activity: BTreeMap::new(),
     };
     assert!(world.handle(Input::Observed(Arc::new(stale))).is_err());
     assert_eq!(world.state(id), JobState::Running);

@@ -401,12 +401,12 @@ impl Handler for Connection {
             reply.reject(ChannelOpenFailure::ResourceShortage).await;
             return Ok(());
         };
-        let host = host.to_owned();
+        let (host, shared) = (host.to_owned(), Arc::clone(&self.shared));
         self.spawn(self.ended.clone(), async move {
             match forward::connect_tcp(&host, port).await {
                 Ok(stream) => {
                     reply.accept().await;
-                    relay::relay(channel, stream).await;
+                    relay::relay(channel, stream, Some(&shared)).await;
                 }
                 Err(error) => {
                     debug!(%error, "a forward's target");
@@ -432,12 +432,12 @@ impl Handler for Connection {
             reply.reject(ChannelOpenFailure::ResourceShortage).await;
             return Ok(());
         };
-        let path = path.to_owned();
+        let (path, shared) = (path.to_owned(), Arc::clone(&self.shared));
         self.spawn(self.ended.clone(), async move {
             match UnixStream::connect(&path).await {
                 Ok(stream) => {
                     reply.accept().await;
-                    relay::relay(channel, stream).await;
+                    relay::relay(channel, stream, Some(&shared)).await;
                 }
                 Err(error) => {
                     debug!(%error, "a forward's target");

@@ -102,7 +102,7 @@ pub async fn serve_tcp(listeners: Vec<TcpListener>, handle: Handle, address: Str
                         )
                         .await;
                     match opened {
-                        Ok(channel) => relay(channel, stream).await,
+                        Ok(channel) => relay(channel, stream, None).await,
                         Err(error) => debug!(%error, "the client does not take a forwarded connection"),
                     }
                 });
@@ -216,7 +216,7 @@ pub async fn serve_unix(socket: SocketFile, handle: Handle, purpose: Purpose) {
                 Purpose::Agent => handle.channel_open_agent().await,
             };
             match opened {
-                Ok(channel) => relay(channel, stream).await,
+                Ok(channel) => relay(channel, stream, None).await,
                 Err(error) => debug!(%error, "the client does not take a forwarded connection"),
             }
         });

@@ -7,6 +7,8 @@ use russh::server::Msg;
 use russh::{Channel, ChannelMsg, ChannelReadHalf, ChannelWriteHalf};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
+use super::shared::Shared;
+
 /// Read from a socket at once; also what waits, at most, for a channel's window.
 const CHUNK: usize = 128 * 1024;
 
@@ -14,11 +16,11 @@ const CHUNK: usize = 128 * 1024;
 const LEAST_ROOM: usize = 16 * 1024;
 
 /// Relays until both directions have ended or the channel is closed, then closes it. The caller
-/// drops it to end it early.
-pub async fn relay<S: AsyncRead + AsyncWrite>(channel: Channel<Msg>, stream: S) {
+/// drops it to end it early. What comes in is counted for whoever wants to know how much that is.
+pub async fn relay<S: AsyncRead + AsyncWrite>(channel: Channel<Msg>, stream: S, counts: Option<&Shared>) {
     let (mut from_channel, to_channel) = channel.split();
     let (mut from_stream, mut to_stream) = tokio::io::split(stream);
-    let inward = inward(&mut from_channel, &mut to_stream);
+    let inward = inward(&mut from_channel, &mut to_stream, counts);
     let outward = outward(&to_channel, &mut from_stream);
     tokio::pin!(inward, outward);
     tokio::select! {
@@ -41,12 +43,21 @@ enum Inward {
     Closed,
 }
 
-async fn inward(from: &mut ChannelReadHalf, to: &mut (impl AsyncWrite + Unpin)) -> Inward {
+async fn inward(
+    from: &mut ChannelReadHalf,
+    to: &mut (impl AsyncWrite + Unpin),
+    counts: Option<&Shared>,
+) -> Inward {
     // A reader that is gone does not end the other direction; what comes for it is dropped.
     let mut open = true;
     loop {
         match from.wait().await {
-            Some(ChannelMsg::Data { data }) if open => open = to.write_all(&data).await.is_ok(),
+            Some(ChannelMsg::Data { data }) if open => {
+                if let Some(shared) = counts {
+                    shared.carried(data.len());
+                }
+                open = to.write_all(&data).await.is_ok();
+            }
             Some(ChannelMsg::Eof) => {
                 // A socket that is closed needs no end.
                 let _ = to.shutdown().await;

@@ -203,6 +203,8 @@ async fn feed(shared: &Shared, from: &mut ChannelReadHalf, sink: Sink) {
             Some(ChannelMsg::Data { data }) => {
                 if terminal {
                     shared.touch();
+                } else {
+                    shared.carried(data.len());
                 }
                 if let Some(open) = &mut sink
                     && let Err(error) = open.write_all(&data).await

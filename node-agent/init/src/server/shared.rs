@@ -1,7 +1,7 @@
 //! What all connections share.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use carrel_proto::v1::{FenceReport, InitConfig, InitStatus};
 use tokio::sync::watch;
@@ -10,6 +10,10 @@ use super::keeper::Keeper;
 use super::settings::Settings;
 use super::terminal::Terminals;
 use crate::clock::boot_ms;
+
+/// More from a client in a minute is work; less keeps a connection open, as editors do that nobody sits before.
+const WORK_BYTES: u64 = 4096;
+const WORK_TIME_MS: u64 = 60_000;
 
 /// State of the server.
 pub struct Shared {
@@ -23,6 +27,10 @@ pub struct Shared {
     connections: AtomicU32,
     /// Last terminal input or exec start, boot time in ms; 0: never.
     active_at: AtomicU64,
+    /// Last new connection, or work through one, boot time in ms; 0: never.
+    connected_at: AtomicU64,
+    /// When the minute began in which so much has come from clients, beside terminal input.
+    carried: Mutex<(u64, u64)>,
     changed: watch::Sender<()>,
     /// What everybody with a terminal was told last.
     notice: watch::Sender<String>,
@@ -46,6 +54,8 @@ impl Shared {
             fence,
             connections: AtomicU32::new(0),
             active_at: AtomicU64::new(0),
+            connected_at: AtomicU64::new(0),
+            carried: Mutex::default(),
             changed: watch::Sender::new(()),
             notice: watch::Sender::default(),
             begun: AtomicBool::new(false),
@@ -84,6 +94,7 @@ impl Shared {
     /// Counts a connection as long as the guard lives.
     pub fn connected(self: &Arc<Self>) -> Connected {
         self.connections.fetch_add(1, Ordering::Relaxed);
+        self.connected_at.store(boot_ms().max(1), Ordering::Relaxed);
         self.notify();
         Connected(Arc::clone(self))
     }
@@ -91,6 +102,19 @@ impl Shared {
     /// Somebody is at work.
     pub fn touch(&self) {
         self.active_at.store(boot_ms().max(1), Ordering::Relaxed);
+    }
+
+    /// A client has sent so many bytes to something that is no terminal.
+    pub fn carried(&self, bytes: usize) {
+        let now = boot_ms();
+        let mut carried = self.carried.lock().unwrap_or_else(PoisonError::into_inner);
+        if now.saturating_sub(carried.0) > WORK_TIME_MS {
+            *carried = (now, 0);
+        }
+        carried.1 = carried.1.saturating_add(bytes as u64);
+        if carried.1 >= WORK_BYTES {
+            self.connected_at.store(now.max(1), Ordering::Relaxed);
+        }
     }
 
     /// The status changed.
@@ -106,6 +130,7 @@ impl Shared {
     /// The status of now.
     pub fn status(&self) -> InitStatus {
         let active_at = self.active_at.load(Ordering::Relaxed);
+        let connected_at = self.connected_at.load(Ordering::Relaxed);
         InitStatus {
             host_public_key: self.settings().host_public_key(),
             ready: true,
@@ -115,6 +140,7 @@ impl Shared {
             idle_ms: (active_at != 0).then(|| boot_ms().saturating_sub(active_at)),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             fence: self.fence,
+            connection_idle_ms: (connected_at != 0).then(|| boot_ms().saturating_sub(connected_at)),
         }
     }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use carrel_core::agent::{self, Agent, Myself, Now};
 use carrel_core::broker::{Broker, Caller, Change, Input, OpenSession, Settings, Violation, check};
+use carrel_core::model::activity::{Activity, Counter, Seen, Used};
 use carrel_core::model::audit::Origin;
 use carrel_core::model::cpus::{Binding, CpuSet};
 use carrel_core::model::gpu::{GpuInfo, Inventory};
@@ -153,6 +154,21 @@ fn report(seq: u64, jobs: &[ObservedJob]) -> Observed {
         jobs: jobs.to_vec(),
         version: "0.1.0".into(),
         images: vec!["local/debian".into()],
+        activity: jobs.iter().map(|job| (job.key, activity())).collect(),
+    }
+}
+
+fn activity() -> Activity {
+    Activity {
+        seen: Some(Seen {
+            for_ms: 90_000,
+            gpu_percent: Some(50),
+            ..Seen::default()
+        }),
+        counter: Counter {
+            since: 5,
+            by_model: [("NVIDIA H100".to_owned(), Used { busy: 1, measured: 2 })].into(),
+        },
     }
 }
 
