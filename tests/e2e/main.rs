@@ -20,6 +20,7 @@ mod forward;
 mod gpus;
 mod history;
 mod hostile;
+mod idle;
 mod images;
 mod inside;
 mod lost_store;

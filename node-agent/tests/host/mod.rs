@@ -66,7 +66,7 @@ impl Node {
         fs::copy(mps, at("nvidia-cuda-mps-control")).expect("copied");
         let policy = policy.replace("DIR", &dir.path().display().to_string());
         let described = format!(
-            "model = \"NVIDIA H100 80GB HBM3\"\nmemory_mib = 81559\nprocesses = \"busy\"\nmig_state = \"mig\"\n\
+            "model = \"NVIDIA H100 80GB HBM3\"\nmemory_mib = 81559\nprocesses = \"busy\"\nutilization = \"utilization\"\nmig_state = \"mig\"\n\
              mig_faults = \"faults\"\ncompute_modes = \"modes\"\ntopology = \"\"\"\n\
              \tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tSYS\t0-1\t0\nGPU1\tSYS\t X \t0-1\t0\n\"\"\"\n\
              [[gpus]]\nmig = {{ instances = {instances:?} }}\n"
@@ -79,6 +79,7 @@ impl Node {
         let node = format!(
             "state = \"{0}/s\"\nnvml_library = \"{1}\"\ncpus = 8\nmemory = \"8G\"\nprivate_containerd = true\n\
              network = \"loopback\"\ncdi_dirs = [\"{0}/cdi\"]\ninit_binary = \"{2}\"\nheartbeat = \"100ms\"\n\
+             measure_every = \"100ms\"\n\
              [mig]\nnvidia_smi = \"{3}\"\n{policy}\n",
             dir.path().display(),
             library.display(),

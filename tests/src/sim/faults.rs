@@ -124,7 +124,7 @@ impl World {
         let wall = Timestamp(self.clock.now(self.now));
         let id = ClusterId("f0e1".into());
         let names = self.nodes.keys().map(String::as_str);
-        let settings = settings(&self.wires, self.mutant);
+        let settings = settings(&self.wires, self.mutant, self.idle);
         let (_, theirs) = fresh_store(id, names, settings, self.rng.bits(), wall);
         let until = self.broker_back + self.length();
         let ours = std::mem::replace(&mut self.store.changes, theirs);

@@ -13,6 +13,7 @@ mod count;
 mod fabric;
 mod faults;
 mod grants;
+mod idle;
 mod mutant;
 mod network;
 mod node;
@@ -93,6 +94,9 @@ pub const EXPECTED: &[&str] = &[
     "found job adopted",
     "found job ended",
     "job that is over forgotten",
+    "session warned of its end as idle",
+    "warned session used again",
+    "session ended as idle",
     // Placement.
     "fabric described otherwise",
     "grant of several components",

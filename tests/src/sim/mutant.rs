@@ -4,6 +4,7 @@
 use std::fmt;
 
 use carrel_core::broker::State;
+use carrel_core::model::activity::Signals;
 use carrel_core::model::gpu::Inventory;
 use carrel_core::model::ids::JobKey;
 use carrel_core::model::node::{Desired, Observed, ObservedPhase, Tombstone};
@@ -55,11 +56,13 @@ pub enum Mutant {
     LinksMisread,
     /// The broker takes no link for NVLink.
     LinksUnread,
+    /// The broker takes every session for one that nobody has used since its start.
+    UseIgnored,
 }
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 22] = [
         Self::ReplyBeforeCommit,
         Self::UnsyncedCommit,
         Self::IgnoredGeneration,
@@ -81,6 +84,7 @@ impl Mutant {
         Self::FabricIgnored,
         Self::LinksMisread,
         Self::LinksUnread,
+        Self::UseIgnored,
     ];
 
     /// Its name.
@@ -107,6 +111,7 @@ impl Mutant {
             Self::FabricIgnored => "fabric-ignored",
             Self::LinksMisread => "links-misread",
             Self::LinksUnread => "links-unread",
+            Self::UseIgnored => "use-ignored",
         }
     }
 }
@@ -155,7 +160,8 @@ pub fn desired(mutant: Option<Mutant>, desired: &mut Desired, runs: &[JobKey], w
         | Mutant::LedgerNotWritten
         | Mutant::FabricIgnored
         | Mutant::LinksMisread
-        | Mutant::LinksUnread => {}
+        | Mutant::LinksUnread
+        | Mutant::UseIgnored => {}
     }
 }
 
@@ -175,6 +181,13 @@ pub fn observed(mutant: Option<Mutant>, observed: &mut Observed, state: &State) 
                 if seen.phase == ObservedPhase::Stopping {
                     seen.phase = ObservedPhase::Released;
                 }
+            }
+        }
+        Mutant::UseIgnored => {
+            let seen = observed.activity.values_mut();
+            for seen in seen.filter_map(|activity| activity.seen.as_mut()) {
+                seen.ago_ms = Signals::default();
+                seen.for_ms = u64::from(u32::MAX);
             }
         }
         Mutant::ReplyBeforeCommit

@@ -12,6 +12,7 @@ use carrel_core::model::node::{Desired, DesiredJob, Observed};
 use carrel_core::model::time::Timestamp;
 
 use super::count::Counts;
+use super::idle;
 use super::mutant::{self, Mutant};
 use super::outfit::{CPUS, MEMORY, Outfit, cpus};
 use super::rng::Rng;
@@ -122,6 +123,10 @@ pub struct Node {
     over: BTreeSet<JobKey>,
     snapshot: Option<(u64, Box<Node>)>,
     mutant: Option<Mutant>,
+    /// Somebody looks at what its jobs do.
+    pub looks: bool,
+    /// Since when the broker says of sessions that they are about to end as idle, world milliseconds.
+    idle: BTreeMap<JobKey, u64>,
 }
 
 impl Node {
@@ -160,6 +165,8 @@ impl Node {
             over: BTreeSet::new(),
             snapshot: None,
             mutant,
+            looks: false,
+            idle: BTreeMap::new(),
         };
         node.start(now);
         node
@@ -368,6 +375,7 @@ impl Node {
             }
             let told = desired.jobs.iter().map(|job| (job.key, job.deadline));
             self.deadlines.extend(told);
+            self.note_idle(now, &desired, counts);
             self.stale = false;
         }
         let runs: Vec<JobKey> = self.running().map(|(key, _)| *key).collect();
@@ -375,6 +383,28 @@ impl Node {
         let waited = sent.map_or(0, |sent| self.boot_ms(now).saturating_sub(sent));
         mutant::desired(self.mutant, &mut desired, &runs, waited);
         self.tell(now, Input::Desired(Box::new(desired)), rng, counts);
+    }
+
+    fn note_idle(&mut self, now: u64, desired: &Desired, counts: &mut Counts) {
+        for job in &desired.jobs {
+            let known = self.idle.contains_key(&job.key);
+            match job.idle_ends {
+                Some(_) if !known => {
+                    counts.add("session warned of its end as idle");
+                    self.idle.insert(job.key, now);
+                }
+                None if known => {
+                    counts.add("warned session used again");
+                    self.idle.remove(&job.key);
+                }
+                Some(_) | None => {}
+            }
+        }
+    }
+
+    /// Since when a session is told of its end as idle, world milliseconds; none: it is not.
+    pub fn idle_since(&self, key: JobKey) -> Option<u64> {
+        self.idle.get(&key).copied()
     }
 
     /// Tells the agent something, and does what it says, unless it dies in the middle of that.
@@ -573,6 +603,10 @@ impl Node {
         }
         if self.next_report > now {
             return None;
+        }
+        if self.looks {
+            let readings = idle::look(&self.containers, now);
+            self.tell(now, Input::Measured(readings), rng, counts);
         }
         self.next_report = now + HEARTBEAT;
         let clocks = self.clocks(now);

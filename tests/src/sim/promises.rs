@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use carrel_core::broker::{Broker, OpenSession, Reject, State};
 use carrel_core::model::ids::{JobId, JobKey, SessionId};
-use carrel_core::model::job::{Job, JobState};
+use carrel_core::model::job::{Ending, Job, JobState};
 use carrel_core::model::resources::ResourceRequest;
 use carrel_core::model::time::Timestamp;
 
@@ -220,7 +220,8 @@ impl World {
                 if placed.leaving.is_some_and(|leaving| leaving.for_job.is_some()) {
                     self.wished.insert(key);
                 }
-                if placed.deadline.0 <= wall {
+                let as_idle = |ending: &Ending| ending.reason.starts_with("idle since");
+                if placed.deadline.0 <= wall || placed.ending.as_ref().is_some_and(as_idle) {
                     // Whatever the clock is set to from now on.
                     self.wished.insert(key);
                 }
@@ -244,6 +245,9 @@ impl World {
                 self.counts.add("gang ready");
             }
             let ends = state.is_final() || state == JobState::Completing;
+            if ends && self.judge_idle(job)? {
+                self.counts.add("session ended as idle");
+            }
             if ends && let Some(wrong) = oracle::wrongly_lost(job, &self.nodes, self.now) {
                 return Err(wrong);
             }

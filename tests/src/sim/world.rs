@@ -19,6 +19,7 @@ use carrel_core::model::user::{NodeToken, Role, User};
 use super::clock::BrokerClock;
 use super::count::Counts;
 use super::fabric::Wires;
+use super::idle;
 use super::mutant::{self, Mutant};
 use super::network::{Message, Network};
 use super::node::Node;
@@ -146,9 +147,13 @@ pub(super) struct World {
     /// Something of the broker's records, or of the nodes, has changed since the last judgement.
     pub(super) broker_moved: bool,
     pub(super) nodes_moved: bool,
+    /// Sessions end when they are idle.
+    pub(super) idle: bool,
+    /// The last use of each rank that its node has told the broker of, world milliseconds.
+    pub(super) used: BTreeMap<(String, JobKey), u64>,
 }
 
-pub(super) fn settings(wires: &Wires, mutant: Option<Mutant>) -> Settings {
+pub(super) fn settings(wires: &Wires, mutant: Option<Mutant>, idle: bool) -> Settings {
     Settings {
         fabric: match mutant {
             Some(Mutant::FabricIgnored) => Arc::default(),
@@ -157,6 +162,7 @@ pub(super) fn settings(wires: &Wires, mutant: Option<Mutant>) -> Settings {
         default_image: "local/debian".into(),
         default_time: Duration::from_mins(20),
         max_time: Duration::from_hours(1),
+        idle: idle::settings(idle),
         lease: Duration::from_mins(5),
         lease_margin: Duration::from_secs(30),
         contact_timeout: Duration::from_mins(1),
@@ -248,6 +254,7 @@ pub(super) fn fresh_store<'a>(
 impl World {
     fn new(seed: u64, mutant: Option<Mutant>) -> Self {
         let mut rng = Rng::new(seed);
+        let idle = idle::is_in(seed);
         // Their order by number is not the one of their texts.
         let names: Vec<String> = (0..2 + rng.below(5))
             .map(|number| format!("n{}", 8 + number))
@@ -259,7 +266,7 @@ impl World {
         let (_, mut changes) = fresh_store(
             cluster(),
             names.iter().map(String::as_str),
-            settings(&wires, mutant),
+            settings(&wires, mutant, idle),
             rng.bits(),
             Timestamp(clock.now(now)),
         );
@@ -272,12 +279,13 @@ impl World {
                 ..Qos::new(name.parse().expect("a name"))
             })));
         }
-        let (settings, wall) = (settings(&wires, mutant), Timestamp(clock.now(now)));
+        let (settings, wall) = (settings(&wires, mutant, idle), Timestamp(clock.now(now)));
         let (broker, more) = Broker::start(settings, changes.clone(), cluster(), rng.bits(), wall);
         changes.extend(more);
         let node = |name: String| {
             let outfit = Outfit::random(&mut rng);
-            let node = Node::new(&name, outfit, &cluster(), now, skew(&mut rng), mutant);
+            let mut node = Node::new(&name, outfit, &cluster(), now, skew(&mut rng), mutant);
+            node.looks = idle;
             (name, node)
         };
         let nodes = names.into_iter().map(node).collect();
@@ -316,6 +324,8 @@ impl World {
             doomed: false,
             broker_moved: true,
             nodes_moved: true,
+            idle,
+            used: BTreeMap::new(),
         }
     }
 
@@ -428,6 +438,7 @@ impl World {
     fn deliver(&mut self, message: Message) {
         match message {
             Message::Observed(mut observed) => {
+                self.note_use(&observed);
                 let Some(broker) = &self.broker else { return };
                 mutant::observed(self.mutant, &mut observed, broker.state());
                 let node = observed.node.clone();
@@ -557,7 +568,7 @@ impl World {
             self.counts.add("fabric described otherwise");
             self.wires = Wires::random(&mut self.rng, self.nodes.keys().map(String::as_str));
         }
-        let settings = settings(&self.wires, self.mutant);
+        let settings = settings(&self.wires, self.mutant, self.idle);
         let (broker, changes) = Broker::start(settings, changes, cluster(), nonce, wall);
         if other_wires {
             // They were chosen for the fabric that was.

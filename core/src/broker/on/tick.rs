@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::broker::change::Change;
 use crate::broker::desired::held_on;
-use crate::broker::{Broker, Effect, Reject, Reply};
+use crate::broker::{Broker, Effect, IdleEnd, Reject, Reply};
 use crate::model::ids::{JobId, NodeName};
 use crate::model::job::{Ending, JobState};
 use crate::model::time::Timestamp;
@@ -43,7 +43,20 @@ impl Broker {
                 link.last_contact = link.last_contact.after(by);
             });
         }
+        self.step_idle(by);
         Reply::Done
+    }
+
+    /// What was promised to sessions that are about to end as idle is a length of time as well.
+    fn step_idle(&mut self, by: Duration) {
+        let warned: Vec<_> = self.state.idle.iter().map(|(id, about)| (*id, *about)).collect();
+        for (id, about) in warned {
+            let stepped = IdleEnd {
+                ends: about.ends.after(by),
+                told: about.told.map(|told| told.after(by)),
+            };
+            self.state.idle.insert(id, stepped);
+        }
     }
 
     /// Drops what the audit log need not keep any longer.

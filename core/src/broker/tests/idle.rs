@@ -352,6 +352,16 @@ fn a_clock_that_is_set_forward_and_a_new_start_end_nobody() {
     assert_eq!(quiet.warned(), None);
     about(quiet.until(3 * HOUR, |this| this.warned().is_some()), 30);
 
+    // What is left after a warning is a length of time.
+    let before = quiet.warned().expect("warned");
+    quiet.world.wait(jump);
+    quiet.since = later(quiet.since);
+    quiet.active.gpu = quiet.active.gpu.map(later);
+    quiet.world.must(Input::ClockStepped(jump));
+    assert_eq!(quiet.warned().expect("warned").ends, before.ends.after(jump));
+    quiet.beat();
+    assert!(!quiet.is_over());
+
     // A broker that starts knows of no warning: it gives one.
     quiet.pass(25 * MINUTE);
     quiet.world.restart_with(with_idle(), 8);
