@@ -96,7 +96,8 @@ async fn a_whole_gpu_is_as_busy_as_its_driver_says() {
     };
     node.want(1, &["1/"]);
     node.phase(1, v1::ObservedPhase::Ready).await;
-    node.observed("it rests", |seen| gpu_percent(seen, 1) == Some(0)).await;
+    node.observed("it rests", |seen| gpu_percent(seen, 1) == Some(0))
+        .await;
     busy(&node, "1 97\n");
     node.observed("it works", |seen| {
         gpu_percent(seen, 1) == Some(97)

@@ -34,10 +34,7 @@ fn an_idle_session_ends_with_a_warning_and_a_busy_one_is_kept() {
     busy_gpus(&cluster);
     let idle = ["--idle", "40s"];
     let busy = cluster.open(ALICE, "busy", &[&["--gpus", "1"], &idle[..], &SMALL].concat());
-    let mut shell = cluster.terminal(
-        ALICE,
-        [&["alloc", "--name", "quiet"], &idle[..], &SMALL].concat(),
-    );
+    let mut shell = cluster.terminal(ALICE, [&["alloc", "--name", "quiet"], &idle[..], &SMALL].concat());
     shell.ask("echo here=$((1 + 1))", "here=2");
     let longer = ["alloc", "--idle", "2h"];
     let refused = cluster.carrel(ALICE, [&longer[..], &SMALL].concat()).run();
