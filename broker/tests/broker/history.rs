@@ -8,8 +8,9 @@ use carrel_broker::store::{
     By, Entry, History, HistoryFilter, Place, Store, UsageFilter, UsageKey, UsageSum,
 };
 use carrel_core::broker::Change;
+use carrel_core::model::activity::{Counter, Metered, Used};
 use carrel_core::model::ids::{Generation, JobId};
-use carrel_core::model::job::{Charge, Ending, Job, JobKind, JobState, PastRun, Phase, Placed};
+use carrel_core::model::job::{Charge, Ending, Job, JobKind, JobState, PastRun, Phase, Placed, RankStatus};
 use carrel_core::model::resources::{Allocation, ResourceRequest};
 use carrel_core::model::start::Conditions;
 use carrel_core::model::terms::Terms;
@@ -349,4 +350,76 @@ fn sums_are_those_of_every_hour_of_every_run() {
     };
     let cut = world.history.usage(&all, at(HOURS).millis(), 3).expect("read");
     assert_eq!(cut, None, "more than was wanted is said to be so");
+}
+
+/// Of a run use is spread evenly over its time; what was not measured is not nothing.
+#[test]
+fn measured_use_is_a_part_of_what_was_held() {
+    let mut rng = Rng(3);
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut store = Store::open(dir.path()).expect("opened");
+    let mut job = life(&mut rng, 1).swap_remove(0);
+    let charge = |model: &str| Charge {
+        model: model.to_owned(),
+        gpu_milli: 1_000,
+        billing_milli: 1_000,
+    };
+    let mut metered = Metered::default();
+    let used = Used {
+        busy: 2_000 * HOUR,
+        measured: 4_000 * HOUR,
+    };
+    metered.take(&Counter {
+        since: 1,
+        by_model: [("H100".to_owned(), used)].into(),
+    });
+    let held = Placed {
+        charges: vec![charge("A100"), charge("H100")],
+        ranks: vec![RankStatus {
+            metered,
+            ..RankStatus::default()
+        }],
+        ..placed(&mut rng, 10)
+    };
+    let part = |of: fn(&UsageSum) -> Option<Used>, now: u64| {
+        let filter = UsageFilter {
+            since_ms: at(11).millis(),
+            until_ms: at(12).millis(),
+            by: [By::Model].into(),
+            ..UsageFilter::default()
+        };
+        let sums = History::new(dir.path()).usage(&filter, at(now).millis(), usize::MAX);
+        let sums = sums.expect("read").expect("not too many");
+        let sums = sums
+            .into_iter()
+            .map(|(key, sum)| (key.model.expect("told apart"), of(&sum)));
+        sums.collect::<BTreeMap<String, Option<Used>>>()
+    };
+    let quarter = Used {
+        busy: 500 * HOUR,
+        measured: 1_000 * HOUR,
+    };
+    // While it runs, of the time until now; then of all its time.
+    for (phase, now) in [
+        (Phase::Placed(held.clone()), 14),
+        (
+            Phase::Ended {
+                ending: Ending {
+                    state: JobState::Completed,
+                    reason: String::new(),
+                    exit_code: None,
+                },
+                at: at(14),
+                last: Some(held),
+            },
+            HOURS,
+        ),
+    ] {
+        job.phase = phase;
+        let change = Change::PutJob(Arc::new(job.clone()));
+        store.commit(&[change]).expect("committed");
+        let used = part(|sum| sum.used, now);
+        assert_eq!(used["A100"], None);
+        assert_eq!(used["H100"], Some(quarter));
+    }
 }
