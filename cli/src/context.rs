@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use carrel_core::model::array::JobRef;
+use carrel_core::model::ids::JobId;
 use carrel_proto::v1;
 
 use crate::config::Config;
@@ -150,11 +152,19 @@ pub fn parse_new_session(text: &str) -> Result<String, String> {
         .map_err(|e| e.to_string())
 }
 
+/// Asks for a job, an array or tasks of one.
+pub fn request(name: &JobRef) -> v1::GetJobRequest {
+    v1::GetJobRequest {
+        id: name.job.0,
+        tasks: name.tasks.as_ref().map(ToString::to_string).unwrap_or_default(),
+    }
+}
+
 /// What names a job: its id, or a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum JobOrSession {
-    /// A job id, or else a session whose name has only digits.
-    Number(u64),
+    /// A job, an array or tasks of one; or else a session whose name has only digits.
+    Job(JobRef),
     /// A session.
     Session(String),
 }
@@ -163,8 +173,11 @@ impl std::str::FromStr for JobOrSession {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        match text.parse() {
-            Ok(id) => Ok(Self::Number(id)),
+        match text.parse::<JobRef>() {
+            Ok(name) => Ok(Self::Job(name)),
+            Err(error) if text.starts_with(|c: char| c.is_ascii_digit()) && text.contains('_') => {
+                Err(error.to_string())
+            }
             Err(_) => parse_session(text).map(Self::Session),
         }
     }
@@ -205,9 +218,11 @@ impl JobOrSession {
     /// Asks the broker.
     pub async fn find(&self, client: &mut Client) -> Result<Found> {
         let name = match self {
-            Self::Number(id) => match client.get_job(v1::GetJobRequest { id: *id }).await {
+            Self::Job(name) => match client.get_job(request(name)).await {
                 Ok(job) => return Ok(Found::Job(Box::new(job.into_inner()))),
-                Err(status) if status.code() == tonic::Code::NotFound => id.to_string(),
+                Err(status) if status.code() == tonic::Code::NotFound && name.tasks.is_none() => {
+                    name.to_string()
+                }
                 Err(status) => return Err(status.into()),
             },
             Self::Session(name) => name.clone(),
@@ -218,9 +233,9 @@ impl JobOrSession {
         {
             Ok(session) => Ok(Found::Session(Box::new(session.into_inner()))),
             Err(status) if status.code() == tonic::Code::NotFound => match self {
-                Self::Number(id) => Err(CliError::new(
+                Self::Job(name) => Err(CliError::new(
                     Kind::NotFound,
-                    format!("there is no job or session {id}"),
+                    format!("there is no job or session {name}"),
                 )
                 .hint("`carrel ps` lists yours")),
                 Self::Session(_) => Err(no_session(&name, status)),
@@ -231,14 +246,15 @@ impl JobOrSession {
 }
 
 impl Found {
-    /// The id of the job, or of the session's live or last one.
-    pub fn job_id(&self) -> Result<u64> {
-        match self {
-            Self::Job(job) => Ok(job.id),
-            Self::Session(session) => session
+    /// The job as it was named; of a session its live or last one.
+    pub fn job(&self, named: Option<&JobOrSession>) -> Result<JobRef> {
+        match (self, named) {
+            (Self::Job(_), Some(JobOrSession::Job(name))) => Ok(name.clone()),
+            (Self::Job(job), _) => Ok(JobId(job.id).into()),
+            (Self::Session(session), _) => session
                 .job
                 .as_ref()
-                .map(|job| job.id)
+                .map(|job| JobId(job.id).into())
                 .ok_or_else(|| CliError::failed(format!("session {} has had no job yet", session.name))),
         }
     }
@@ -258,6 +274,17 @@ pub fn no_session(name: &str, status: tonic::Status) -> CliError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tasks_of_arrays_are_told_from_sessions() {
+        for job in ["12", "12_3", "12_[3-7,9]"] {
+            let read: JobOrSession = job.parse().expect(job);
+            assert_eq!(read, JobOrSession::Job(job.parse().expect(job)));
+        }
+        assert_eq!("dev".parse(), Ok(JobOrSession::Session("dev".into())));
+        let said = "12_[9-3]".parse::<JobOrSession>().expect_err("backwards");
+        assert!(said.contains("runs backwards"), "{said}");
+    }
 
     #[test]
     fn members_of_gangs() {

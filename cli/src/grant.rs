@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+use carrel_core::model::ids::JobId;
 use carrel_proto::v1;
 
 use crate::connect::Client;
+use crate::context::request;
 use crate::output::visible;
 use crate::progress::Progress;
 use crate::units;
@@ -15,8 +17,7 @@ const PATIENCE: Duration = Duration::from_millis(300);
 /// Says what a session was granted.
 pub async fn announce(client: &mut Client, session: &v1::Session, progress: &mut Progress) {
     let Some(job) = &session.job else { return };
-    let explained =
-        tokio::time::timeout(PATIENCE, client.explain_job(v1::GetJobRequest { id: job.id })).await;
+    let explained = tokio::time::timeout(PATIENCE, client.explain_job(request(&JobId(job.id).into()))).await;
     let links = match explained {
         Ok(Ok(why)) => why
             .into_inner()

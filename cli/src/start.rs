@@ -1,5 +1,7 @@
 //! When a job may start: `--begin`, `--hold`, `--dependency`, in Slurm's spelling.
 
+use carrel_core::model::array::{BadJobRef, JobRef};
+use carrel_core::model::start::MAX_DEPENDENCIES;
 use carrel_proto::v1;
 
 use crate::times;
@@ -14,7 +16,8 @@ pub struct StartArgs {
     /// Not until `carrel release`
     #[arg(long, short = 'H')]
     pub hold: bool,
-    /// Not before other jobs: afterok:12:13,afterany:14 (all of them), with ? between them (any), singleton
+    /// Not before other jobs: afterok:12:13,afterany:14_3 (all of them), with ? between them (any), singleton. An array
+    /// is all its tasks; aftercorr:12 lets each task wait for its like
     #[arg(short = 'd', long, value_name = "KIND:JOB", value_parser = parse_dependencies)]
     pub dependency: Option<v1::Conditions>,
 }
@@ -38,7 +41,7 @@ pub fn parse_begin(text: &str) -> Result<i64, String> {
 }
 
 fn parse_dependencies(text: &str) -> Result<v1::Conditions, String> {
-    const RULE: &str = "write afterok:JOB[:JOB…], afterany:…, afternotok:…, after:…, or singleton; with ',' between \
+    const RULE: &str = "write afterok:JOB[:JOB…], afterany:…, afternotok:…, after:…, aftercorr:…, or singleton; with ',' between \
                         them all are waited for, with '?' any";
     let (all, any) = (text.contains(','), text.contains('?'));
     if all && any {
@@ -59,13 +62,29 @@ fn parse_dependencies(text: &str) -> Result<v1::Conditions, String> {
             "afterany" => v1::DependencyKind::AfterAny,
             "afterok" => v1::DependencyKind::AfterOk,
             "afternotok" => v1::DependencyKind::AfterNotOk,
+            "aftercorr" => v1::DependencyKind::AfterCorr,
             _ => return Err(format!("{kind:?} is no kind of dependency: {RULE}")),
         };
         for job in jobs.split(':') {
-            conditions.dependencies.push(v1::Dependency {
+            let name: JobRef = job.parse().map_err(|error: BadJobRef| error.to_string())?;
+            let on = |task| v1::Dependency {
                 kind: kind.into(),
-                job: job.parse().map_err(|_| format!("{job:?} is no job id"))?,
-            });
+                job: name.job.0,
+                task,
+            };
+            match &name.tasks {
+                None => conditions.dependencies.push(on(None)),
+                Some(tasks) => {
+                    if tasks.len() > MAX_DEPENDENCIES {
+                        return Err(format!(
+                            "{job} names more tasks than a job may wait for one by one"
+                        ));
+                    }
+                    conditions
+                        .dependencies
+                        .extend(tasks.iter().map(|task| on(Some(task))));
+                }
+            }
         }
     }
     if conditions.any && conditions.singleton {
@@ -92,6 +111,13 @@ mod tests {
         assert_eq!(kinds("afterok:12:13"), (vec![(3, 12), (3, 13)], false, false));
         assert_eq!(kinds("afterany:1,singleton"), (vec![(2, 1)], false, true));
         assert_eq!(kinds("after:1?afternotok:2"), (vec![(1, 1), (4, 2)], true, false));
+        let tasks = parse_dependencies("aftercorr:12,afterok:7_[3-4]").expect("tasks");
+        let tasks: Vec<_> = tasks
+            .dependencies
+            .iter()
+            .map(|one| (one.kind, one.job, one.task))
+            .collect();
+        assert_eq!(tasks, [(5, 12, None), (3, 7, Some(3)), (3, 7, Some(4))]);
         for text in [
             "",
             "12",

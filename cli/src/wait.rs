@@ -2,16 +2,19 @@
 
 use std::time::Duration;
 
+use carrel_core::model::array::JobRef;
+use carrel_core::model::ids::JobId;
 use carrel_proto::v1;
 use tonic::Code;
 
 use crate::connect::Client;
+use crate::context::request;
 use crate::error::{CliError, Result};
 use crate::grant;
 use crate::output::visible;
 use crate::progress::Progress;
 use crate::signals::{Signal, Signals};
-use crate::units;
+use crate::{units, view};
 
 /// Between attempts to reach a broker that went away: from this …
 const RETRY_FIRST: Duration = Duration::from_millis(100);
@@ -202,7 +205,7 @@ fn step(node: &v1::NodeAllocation) -> String {
 
 /// A session that has been removed: its job tells why.
 async fn gone(client: &mut Client, mut session: v1::Session, job: u64) -> v1::Session {
-    if let Ok(last) = client.get_job(v1::GetJobRequest { id: job }).await {
+    if let Ok(last) = client.get_job(request(&JobId(job).into())).await {
         session.job = Some(last.into_inner());
     }
     session.set_state(v1::SessionState::Stopped);
@@ -222,11 +225,11 @@ pub fn ending(job: &v1::Job) -> String {
         S::Completing | S::Completed => "has ended",
         S::Unspecified | S::Pending | S::Configuring | S::Running | S::Suspended => "is over",
     };
-    let reason = visible(&job.reason);
+    let (reason, called) = (visible(&job.reason), view::label(job.id, job.array.as_ref()));
     if reason.is_empty() {
-        format!("job {} {what}", job.id)
+        format!("job {called} {what}")
     } else {
-        format!("job {} {what}: {reason}", job.id)
+        format!("job {called} {what}: {reason}")
     }
 }
 
@@ -370,10 +373,10 @@ pub async fn submit_job(client: &mut Client, request: v1::SubmitJobRequest) -> R
 }
 
 /// A job as it is now, asked for again while the broker is away.
-pub async fn patiently(client: &mut Client, id: u64) -> Result<v1::Job> {
+pub async fn patiently(client: &mut Client, name: &JobRef) -> Result<v1::Job> {
     let begun = tokio::time::Instant::now();
     loop {
-        match client.get_job(v1::GetJobRequest { id }).await {
+        match client.get_job(request(name)).await {
             Ok(job) => return Ok(job.into_inner()),
             Err(status) if is_passing(status.code()) && begun.elapsed() < REQUEST_PATIENCE => {
                 tokio::time::sleep(RETRY_FIRST).await;
@@ -383,21 +386,25 @@ pub async fn patiently(client: &mut Client, id: u64) -> Result<v1::Job> {
     }
 }
 
-/// Waits until a job is over, for as long as the broker is away as well.
-pub async fn until_over(client: &mut Client, id: u64) -> Result<v1::Job> {
-    watch_until(client, id, |job| job.ended_ms.is_some()).await
+/// Waits until a job is over, or all tasks of an array, for as long as the broker is away as well.
+pub async fn until_over(client: &mut Client, name: &JobRef) -> Result<v1::Job> {
+    watch_until(client, name, |job| job.ended_ms.is_some()).await
 }
 
 /// Waits until a job is in another state than it was, or waits for another run.
-pub async fn until_changed(client: &mut Client, was: &v1::Job) -> Result<()> {
+pub async fn until_changed(client: &mut Client, name: &JobRef, was: &v1::Job) -> Result<()> {
     let differs = |job: &v1::Job| job.state != was.state || job.restarts != was.restarts;
-    watch_until(client, was.id, differs).await.map(drop)
+    watch_until(client, name, differs).await.map(drop)
 }
 
-async fn watch_until(client: &mut Client, id: u64, is_it: impl Fn(&v1::Job) -> bool) -> Result<v1::Job> {
+async fn watch_until(
+    client: &mut Client,
+    name: &JobRef,
+    is_it: impl Fn(&v1::Job) -> bool,
+) -> Result<v1::Job> {
     let mut retry = RETRY_FIRST;
     loop {
-        let status = match client.watch_job(v1::GetJobRequest { id }).await {
+        let status = match client.watch_job(request(name)).await {
             Ok(stream) => {
                 let mut stream = stream.into_inner();
                 loop {

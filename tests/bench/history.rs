@@ -120,6 +120,7 @@ fn job(number: u64, options: &Options) -> Job {
         past_runs: Vec::new(),
         requeue: false,
         batch: None,
+        array: None,
         phase: Phase::Ended {
             ending: Ending {
                 state,

@@ -5,6 +5,7 @@
 
 mod accounts;
 mod alone;
+mod arrays;
 mod bad_input;
 mod batch;
 mod bench;

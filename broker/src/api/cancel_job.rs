@@ -1,16 +1,15 @@
 //! Ends a batch job.
 
 use carrel_core::broker::Input;
-use carrel_core::model::ids::JobId;
 use carrel_proto::v1::{GetJobRequest, Job};
 use tonic::Status;
 
-use super::Call;
+use super::{Call, job_ref};
 
 pub(super) async fn cancel_job(call: Call, request: GetJobRequest) -> Result<Job, Status> {
-    let id = JobId(request.id);
-    call.input(Input::CancelJob(call.asker.caller.clone(), id))
+    let name = job_ref(request.id, &request.tasks)?;
+    call.input(Input::CancelJob(call.asker.caller.clone(), name.clone()))
         .await?;
-    tracing::info!(job = id.0, "cancel wished");
-    call.job_message(id)
+    tracing::info!(job = %name, "cancel wished");
+    call.job_message(&name).await
 }

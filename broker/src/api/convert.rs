@@ -7,7 +7,7 @@ use carrel_core::broker::{
     state_reason,
 };
 use carrel_core::model::activity::Used;
-use carrel_core::model::batch::{Batch, DEFAULT_OUTPUT, OutputOf};
+use carrel_core::model::batch::{Batch, DEFAULT_ARRAY_OUTPUT, DEFAULT_OUTPUT, OutputOf};
 use carrel_core::model::cpus::Binding;
 use carrel_core::model::gpu_unit::{GpuUnit, Isolation, Slice};
 use carrel_core::model::ids::{JobId, NodeName, UserName};
@@ -120,6 +120,7 @@ pub fn job_because(state: &State, job: &Job, position: Option<usize>, reason: St
         restarts: u32::try_from(job.past_runs.len()).unwrap_or(u32::MAX),
         activity: state.job_use(job).map(activity),
         measured: measured_use(job.last_placed().map(Placed::used).unwrap_or_default().values()),
+        array: array_with_counts(state, job),
     }
 }
 
@@ -149,6 +150,62 @@ fn activity(used: JobUse) -> v1::Activity {
     }
 }
 
+/// A job's part in an array.
+pub fn array(job: &Job) -> Option<v1::ArrayPart> {
+    job.array.as_ref().map(|part| v1::ArrayPart {
+        array: part.array.0,
+        tasks: part.tasks.to_string(),
+        throttle: part.throttle.unwrap_or(0),
+        count: part.shape.count,
+        now: None,
+    })
+}
+
+fn array_with_counts(state: &State, job: &Job) -> Option<v1::ArrayPart> {
+    let part = array(job)?;
+    let array = state.arrays.get(&JobId(part.array));
+    let now = array.map(|array| {
+        let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+        let (completed, failed) = (
+            count(array.known.completed.len()),
+            count(array.known.failed.len()),
+        );
+        v1::ArrayCounts {
+            waiting: part.count.saturating_sub(array.running + completed + failed),
+            running: array.running,
+            completed,
+            failed,
+        }
+    });
+    Some(v1::ArrayPart { now, ..part })
+}
+
+/// What is said of an array that is over as a whole, in the place of the job that stands for it: whether all its tasks
+/// ended well, and the highest of their exit codes. Other jobs as they are.
+pub fn whole_array(state: &State, job: &Job, message: v1::Job) -> v1::Job {
+    let number = job.array.as_ref().map(|part| part.array);
+    let array = number.and_then(|number| state.arrays.get(&number));
+    let Some((known, outcome)) = array.and_then(|array| Some((&array.known, array.known.outcome()?))) else {
+        return message;
+    };
+    let reason = match known.failed.len() {
+        0 => String::new(),
+        1 => format!("1 of its {} tasks did not end well", known.tasks.len()),
+        failed => format!("{failed} of its {} tasks did not end well", known.tasks.len()),
+    };
+    v1::Job {
+        id: known.id.0,
+        array: message.array.map(|part| v1::ArrayPart {
+            tasks: known.tasks.to_string(),
+            ..part
+        }),
+        state: v1::JobState::from(outcome).into(),
+        exit_code: Some(known.exit_code),
+        reason,
+        ..message
+    }
+}
+
 /// What a batch job runs. Its files' names are as asked for while it waits: its node is among what they may name.
 fn batch_message(job: &Job, batch: &Batch) -> v1::Batch {
     let first = job
@@ -159,12 +216,20 @@ fn batch_message(job: &Job, batch: &Batch) -> v1::Batch {
             batch,
             OutputOf {
                 job: job.id,
+                task: job.task(),
                 name: &job.name,
                 user: &job.owner,
                 node: &part.node,
             },
         ),
-        None if batch.output.stdout.is_empty() => (DEFAULT_OUTPUT.to_owned(), batch.output.stderr.clone()),
+        None if batch.output.stdout.is_empty() => {
+            let usual = if job.array.is_some() {
+                DEFAULT_ARRAY_OUTPUT
+            } else {
+                DEFAULT_OUTPUT
+            };
+            (usual.to_owned(), batch.output.stderr.clone())
+        }
         None => (batch.output.stdout.clone(), batch.output.stderr.clone()),
     };
     v1::Batch {

@@ -1,14 +1,13 @@
 //! Why a job waits, or stands where it stands.
 
 use carrel_core::broker::{State, explain, queue_position};
-use carrel_core::model::ids::JobId;
 use carrel_core::model::job::{Job, Phase};
 use carrel_core::model::time::Timestamp;
 use carrel_core::queue::Points;
 use carrel_proto::v1::{self, Explanation, GetJobRequest, Refusal};
 use tonic::Status;
 
-use super::{Call, convert};
+use super::{Call, convert, job_ref};
 
 fn priority(state: &State, job: &Job, now: Timestamp) -> v1::Priority {
     let priority = state.priority(job, now);
@@ -30,7 +29,8 @@ fn priority(state: &State, job: &Job, now: Timestamp) -> v1::Priority {
 
 pub(super) async fn explain_job(call: Call, request: GetJobRequest) -> Result<Explanation, Status> {
     let snapshot = call.snapshot();
-    let job = call.job(snapshot.state(), JobId(request.id)).await?;
+    let name = job_ref(request.id, &request.tasks)?;
+    let job = call.job(snapshot.state(), &name).await?;
     let now = call.context.clock.now();
     let waits = matches!(job.phase, Phase::Pending);
     let explained = move || {

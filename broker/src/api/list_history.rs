@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::str::FromStr;
 
 use carrel_core::broker::{State, state_reason};
+use carrel_core::model::array::JobRef;
 use carrel_core::model::host_list;
 use carrel_core::model::ids::{JobId, NodeName};
 use carrel_core::model::job::{Job, JobState, Phase};
@@ -63,7 +64,7 @@ fn wanted(call: &Call, request: ListHistoryRequest) -> Result<(HistoryFilter, Pl
         request.accounts.len(),
         request.partitions.len(),
         request.names.len(),
-        request.ids.len(),
+        request.ids.len() + request.jobs.len(),
         request.states.len(),
     ];
     if counts.iter().any(|count| *count > MAX_WANTED) {
@@ -76,6 +77,10 @@ fn wanted(call: &Call, request: ListHistoryRequest) -> Result<(HistoryFilter, Pl
         let state = state.and_then(|state| JobState::try_from(state).ok());
         state.ok_or_else(|| invalid("there is no such state of a job"))
     });
+    let ids = request.ids.into_iter().map(|id| JobId(id).into());
+    let named = request.jobs.iter().map(|name| name.parse::<JobRef>());
+    let named = named.collect::<Result<Vec<JobRef>, _>>();
+    let named = named.map_err(|error| invalid(error.to_string()))?.into_iter();
     let filter = HistoryFilter {
         since_ms: request.since_ms,
         until_ms: request.until_ms,
@@ -84,7 +89,7 @@ fn wanted(call: &Call, request: ListHistoryRequest) -> Result<(HistoryFilter, Pl
         partitions: request.partitions,
         states: states.collect::<Result<_, _>>()?,
         names: request.names,
-        ids: request.ids,
+        jobs: named.chain(ids).collect(),
     };
     let after = match request.after.as_str() {
         "" => Place::FIRST,
@@ -154,6 +159,7 @@ fn message(state: &State, job: &Job, now: Timestamp) -> HistoryJob {
         time_limit_s: message.time_limit_s,
         session: message.session,
         measured: message.measured,
+        array: message.array,
     }
 }
 

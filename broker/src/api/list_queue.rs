@@ -11,7 +11,7 @@ use carrel_core::model::time::Timestamp;
 use carrel_proto::v1::{self, ListQueueRequest, ListQueueResponse, QueuedJob, StartKind};
 use tonic::Status;
 
-use super::Call;
+use super::{Call, convert};
 use crate::limits::MAX_LISTED_JOBS;
 
 /// Starts that are not foreseen in so long are said to be unknown.
@@ -80,6 +80,7 @@ fn message(job: &Job) -> QueuedJob {
         time_limit_s: job.time_limit.as_secs(),
         submitted_ms: job.submitted.millis(),
         top: job.terms.top.is_some(),
+        array: convert::array(job),
         ..QueuedJob::default()
     }
 }

@@ -61,8 +61,10 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use carrel_core::broker::{Call as Right, Input, Reply, SessionRef, State, queue_position};
+use carrel_core::model::array::JobRef;
 use carrel_core::model::audit::{Action, AuditRecord};
 use carrel_core::model::ids::{JobId, SessionId};
+use carrel_core::model::indices::IndexSet;
 use carrel_core::model::session::Session;
 use carrel_proto::v1;
 use futures::Stream;
@@ -115,11 +117,11 @@ impl Call {
     }
 
     /// A job as it is now.
-    fn job_message(&self, id: JobId) -> Result<v1::Job, Status> {
+    async fn job_message(&self, name: &JobRef) -> Result<v1::Job, Status> {
         let snapshot = self.snapshot();
         let state = snapshot.state();
-        let job = state.job_for(&self.asker.caller, id).map_err(refuse::status)?;
-        Ok(convert::job(state, job, queue_position(state, id)))
+        let job = self.job(state, name).await?;
+        Ok(convert::job(state, &job, queue_position(state, job.id)))
     }
 
     /// A session as it is now; as `last` says of one that is no more.
@@ -130,6 +132,21 @@ impl Call {
         let session = session.ok_or_else(|| Status::not_found("the session was removed meanwhile"))?;
         Ok(convert::session(state, session, &self.asker.caller.user))
     }
+}
+
+/// Reads how a request names a job, an array or tasks of one.
+fn job_ref(id: u64, tasks: &str) -> Result<JobRef, Status> {
+    let tasks = match tasks {
+        "" => None,
+        text => Some(
+            text.parse::<IndexSet>()
+                .map_err(|error| refuse::invalid(error.to_string()))?,
+        ),
+    };
+    Ok(JobRef {
+        job: JobId(id),
+        tasks,
+    })
 }
 
 /// Reads how a request names a session.

@@ -1,21 +1,21 @@
 //! Permission for one look at what a job's first node keeps of its output.
 
-use carrel_core::model::ids::JobId;
 use carrel_core::model::job::{JobKind, Phase};
 use carrel_proto::stream::{Id, Ticket};
 use carrel_proto::v1::{GetJobRequest, OpenStreamResponse, StreamTicket};
 use tonic::{Code, Status};
 
-use super::Call;
 use super::open_stream::{endpoints, no_gateway};
 use super::refuse::{self, with_hint};
 use super::ticket::VALIDITY;
+use super::{Call, job_ref};
 
 pub(super) async fn open_log(call: Call, request: GetJobRequest) -> Result<OpenStreamResponse, Status> {
     let snapshot = call.snapshot();
     let caller = &call.asker.caller;
-    let id = JobId(request.id);
-    let job = call.job(snapshot.state(), id).await?;
+    let name = job_ref(request.id, &request.tasks)?;
+    let job = call.job(snapshot.state(), &name).await?;
+    let id = job.label();
     if job.owner != caller.user {
         caller.must_reach_others(call.right).map_err(refuse::status)?;
     }
@@ -51,7 +51,7 @@ pub(super) async fn open_log(call: Call, request: GetJobRequest) -> Result<OpenS
     let ticket_id: Id = rand::random();
     let content = StreamTicket {
         id: ticket_id.to_vec(),
-        job: id.0,
+        job: job.id.0,
         generation: placed.generation.0,
         node: first.node.to_string(),
         user: caller.user.to_string(),

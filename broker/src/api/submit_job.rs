@@ -1,6 +1,7 @@
 //! Queues a batch job.
 
 use carrel_core::broker::{Input, Reply, SubmitJob};
+use carrel_core::model::array::ArraySpec;
 use carrel_core::model::batch::{Output, Place};
 use carrel_core::model::start::StartWish;
 use carrel_proto::v1::{Job, SubmitJobRequest};
@@ -21,6 +22,13 @@ pub(super) async fn submit_job(call: Call, request: SubmitJobRequest) -> Result<
         .ok_or_else(|| invalid("the request does not say what the job runs on"))?;
     let mut start: StartWish = request.start.unwrap_or_default().try_into().map_err(unreadable)?;
     start.conditions = call.settled(start.conditions).await?;
+    let array = match request.array.as_str() {
+        "" => None,
+        text => Some(
+            text.parse::<ArraySpec>()
+                .map_err(|error| invalid(error.to_string()))?,
+        ),
+    };
     let submit = SubmitJob {
         name: request.name,
         spec: spec(asked)?,
@@ -37,6 +45,7 @@ pub(super) async fn submit_job(call: Call, request: SubmitJobRequest) -> Result<
         },
         requeue: request.requeue,
         start,
+        array,
         request_key: request.request_key,
     };
     let input = Input::SubmitJob(call.asker.caller.clone(), Box::new(submit));
@@ -46,7 +55,9 @@ pub(super) async fn submit_job(call: Call, request: SubmitJobRequest) -> Result<
             // Its place is not counted: that takes as long as the queue is, and nobody waits to hear it.
             let snapshot = call.snapshot();
             let state = snapshot.state();
-            let job = state.job_for(&call.asker.caller, id).map_err(refuse::status)?;
+            let job = state
+                .find_job(&call.asker.caller, &id.into())
+                .map_err(refuse::status)?;
             Ok(convert::job(state, job, None))
         }
         Reply::Done | Reply::Session(..) | Reply::Told(_) | Reply::Deadline(_) => {

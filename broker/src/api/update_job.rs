@@ -3,24 +3,23 @@
 use std::time::Duration;
 
 use carrel_core::broker::{Input, JobUpdate};
-use carrel_core::model::ids::JobId;
 use carrel_core::model::time::Timestamp;
 use carrel_proto::convert::ConvertError;
 use carrel_proto::v1::{Job, UpdateJobRequest};
 use tonic::Status;
 
-use super::Call;
 use super::refuse::invalid;
+use super::{Call, job_ref};
 
 pub(super) async fn update_job(call: Call, request: UpdateJobRequest) -> Result<Job, Status> {
-    let id = JobId(request.id);
+    let name = job_ref(request.id, &request.tasks)?;
     // One that has left the state is known, too: the core will say that it does not wait.
     let snapshot = call.snapshot();
-    if !snapshot.state().jobs.contains_key(&id) {
-        let past = call.job(snapshot.state(), id).await?;
+    if snapshot.state().named(&name).is_err() {
+        let past = call.job(snapshot.state(), &name).await?;
         let state = past.state().name();
         return Err(Status::failed_precondition(format!(
-            "job {id} does not wait: it is {state}"
+            "job {name} does not wait: it is {state}"
         )));
     }
     let conditions = request.conditions.map(TryInto::try_into).transpose();
@@ -37,7 +36,7 @@ pub(super) async fn update_job(call: Call, request: UpdateJobRequest) -> Result<
         time_limit: request.time_limit_s.map(Duration::from_secs),
         conditions,
     };
-    call.input(Input::UpdateJob(call.asker.caller.clone(), id, update))
+    call.input(Input::UpdateJob(call.asker.caller.clone(), name.clone(), update))
         .await?;
-    call.job_message(id)
+    call.job_message(&name).await
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use carrel_core::broker::{HeadroomSettings, PreemptionSettings, QueueSettings, ReservationSettings};
+use carrel_core::model::indices::MAX_INDEX;
 use carrel_core::queue::Weights;
 use carrel_core::queue::priority::MAX_WEIGHT;
 use serde::{Deserialize, Serialize};
@@ -32,6 +33,8 @@ pub struct QueueConfig {
     cpu_weight: Factor,
     /// Pending jobs that are promised a start.
     promises: u32,
+    /// Indices of arrays are below this, as with Slurm's MaxArraySize; 0: there are no arrays.
+    max_array_size: u32,
     /// Who is in no account runs no jobs.
     accounts_required: bool,
     /// Points of each factor of a priority.
@@ -246,6 +249,7 @@ impl QueueConfig {
             usage_period: Span(settings.usage_period),
             cpu_weight: Factor(settings.cpu_weight),
             promises: settings.promises,
+            max_array_size: settings.max_array_size,
             accounts_required: settings.accounts_required,
             weights: WeightsConfig::of(&settings.weights),
             preemption: PreemptionConfig::of(&settings.preemption),
@@ -268,6 +272,13 @@ impl QueueConfig {
         }
         if self.promises > MAX_PROMISES {
             bail!("queue.promises = {}: the most is {MAX_PROMISES}", self.promises);
+        }
+        if self.max_array_size > MAX_INDEX + 1 {
+            bail!(
+                "queue.max_array_size = {}: the most is {}",
+                self.max_array_size,
+                MAX_INDEX + 1
+            );
         }
         if self.cpu_weight > MAX_FACTOR {
             bail!("queue.cpu_weight = {}: the most is {MAX_FACTOR}", self.cpu_weight);
@@ -310,6 +321,7 @@ impl QueueConfig {
                 .collect(),
             cpu_weight: self.cpu_weight.0,
             promises: self.promises,
+            max_array_size: self.max_array_size,
             accounts_required: self.accounts_required,
             preemption: PreemptionSettings {
                 min_runtime: self.preemption.min_runtime.0,

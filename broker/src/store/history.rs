@@ -3,9 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use carrel_core::model::array::{ArrayRecord, JobRef};
 use carrel_core::model::ids::JobId;
+use carrel_core::model::indices::IndexSet;
 use carrel_core::model::job::{Job, JobState, Phase};
 use rusqlite::{Connection, OpenFlags, OptionalExtension, params};
+use serde::de::DeserializeOwned;
 
 use super::{STORE_FILE, StoreError};
 
@@ -32,6 +35,8 @@ pub struct Entry<'a> {
     pub state: &'a str,
     /// Its name.
     pub name: &'a str,
+    /// Its array, and its tasks of it.
+    pub array: Option<(JobId, &'a IndexSet)>,
 }
 
 impl<'a> Entry<'a> {
@@ -49,6 +54,7 @@ impl<'a> Entry<'a> {
             partition: job.terms.partition.as_str(),
             state: job.state().name(),
             name: &job.name,
+            array: job.array.as_ref().map(|part| (part.array, &part.tasks)),
         }
     }
 
@@ -96,8 +102,8 @@ pub struct HistoryFilter {
     pub states: Vec<JobState>,
     /// With one of these names.
     pub names: Vec<String>,
-    /// Only these, whenever they were known.
-    pub ids: Vec<u64>,
+    /// Only these, whenever they were known; of an array all its tasks, or those that are named.
+    pub jobs: Vec<JobRef>,
 }
 
 impl HistoryFilter {
@@ -106,18 +112,28 @@ impl HistoryFilter {
         let is = |wanted: &[String], own: &str| wanted.is_empty() || wanted.iter().any(|one| one == own);
         let in_time = job.submitted_ms < self.until_ms && job.ended_ms >= self.since_ms;
         let in_state = match self.states.as_slice() {
-            [] => !self.ids.is_empty() || job.state != JobState::Pending.name(),
+            [] => !self.jobs.is_empty() || job.state != JobState::Pending.name(),
             wanted => wanted.iter().any(|state| state.name() == job.state),
         };
-        (if self.ids.is_empty() {
+        (if self.jobs.is_empty() {
             in_time
         } else {
-            self.ids.contains(&job.id)
+            self.jobs.iter().any(|name| is_named(name, job))
         }) && in_state
             && is(&self.users, job.owner)
             && is(&self.accounts, job.account)
             && is(&self.partitions, job.partition)
             && is(&self.names, job.name)
+    }
+}
+
+/// Whether a name means a job.
+fn is_named(name: &JobRef, job: &Entry<'_>) -> bool {
+    match (&name.tasks, job.array) {
+        (None, None) => job.id == name.job.0,
+        (None, Some((array, _))) => array == name.job || job.id == name.job.0,
+        (Some(tasks), Some((array, own))) => array == name.job && own.common(tasks).next().is_some(),
+        (Some(_), None) => false,
     }
 }
 
@@ -148,17 +164,18 @@ impl History {
     /// Waits for the disk: not for an asynchronous thread.
     pub fn page(&self, filter: &HistoryFilter, after: Place, most: usize) -> Result<HistoryPage, StoreError> {
         self.read(|connection| {
-            if filter.ids.is_empty() {
+            if filter.jobs.is_empty() {
                 return search(connection, filter, after, most);
             }
             let mut jobs: Vec<Job> = Vec::new();
-            for id in &filter.ids {
-                let job = job(connection, *id)?;
+            for name in &filter.jobs {
+                let found = named(connection, name)?.into_iter();
                 jobs.extend(
-                    job.filter(|job| filter.takes(&Entry::of(job)) && Entry::of(job).place() < after),
+                    found.filter(|job| filter.takes(&Entry::of(job)) && Entry::of(job).place() < after),
                 );
             }
             jobs.sort_by_key(|job| std::cmp::Reverse(Entry::of(job).place()));
+            jobs.dedup_by_key(|job| job.id);
             let more = jobs.len() > most;
             jobs.truncate(most);
             let last = jobs.last().filter(|_| more);
@@ -175,6 +192,26 @@ impl History {
         self.read(|connection| {
             let jobs = ids.iter().map(|id| job(connection, id.0));
             jobs.filter_map(Result::transpose).collect()
+        })
+    }
+
+    /// Those that a name means, by their ids.
+    /// Waits for the disk: not for an asynchronous thread.
+    pub fn named(&self, name: &JobRef) -> Result<Vec<Job>, StoreError> {
+        self.read(|connection| named(connection, name))
+    }
+
+    /// What is known of arrays that have left the state.
+    /// Waits for the disk: not for an asynchronous thread.
+    pub fn arrays(&self, ids: &[JobId]) -> Result<Vec<ArrayRecord>, StoreError> {
+        self.read(|connection| {
+            let mut statement = connection.prepare_cached("SELECT body FROM arrays WHERE id = ?1")?;
+            let mut found = Vec::new();
+            for id in ids {
+                let number = i64::try_from(id.0).unwrap_or(i64::MAX);
+                found.extend(statement.query_row([number], read_body).optional()?);
+            }
+            Ok(found)
         })
     }
 
@@ -197,15 +234,35 @@ impl History {
 
 fn job(connection: &Connection, id: u64) -> rusqlite::Result<Option<Job>> {
     let mut statement = connection.prepare_cached("SELECT body FROM history WHERE id = ?1")?;
-    let job = |row: &rusqlite::Row<'_>| {
-        let body = row.get_ref(0)?.as_str()?;
-        serde_json::from_str(body).map_err(|error| {
-            rusqlite::Error::FromSqlConversionFailure(0, rusqlite::types::Type::Text, error.into())
-        })
-    };
     statement
-        .query_row([i64::try_from(id).unwrap_or(i64::MAX)], job)
+        .query_row([i64::try_from(id).unwrap_or(i64::MAX)], read_body)
         .optional()
+}
+
+/// A record in the first column.
+fn read_body<T: DeserializeOwned>(row: &rusqlite::Row<'_>) -> rusqlite::Result<T> {
+    let body = row.get_ref(0)?.as_str()?;
+    serde_json::from_str(body).map_err(|error| {
+        rusqlite::Error::FromSqlConversionFailure(0, rusqlite::types::Type::Text, error.into())
+    })
+}
+
+/// The jobs that a name means, by their ids: few where one task is named, though its array be large.
+fn named(connection: &Connection, name: &JobRef) -> rusqlite::Result<Vec<Job>> {
+    let array = i64::try_from(name.job.0).unwrap_or(i64::MAX);
+    let one = name.tasks.as_ref().and_then(IndexSet::only);
+    let mut statement = connection.prepare_cached(
+        "SELECT body FROM history WHERE array = ?1 AND (?2 IS NULL OR task = ?2 OR task IS NULL)",
+    )?;
+    let rows = statement.query_map(params![array, one], read_body::<Job>)?;
+    let mut jobs = rows.collect::<rusqlite::Result<Vec<Job>>>()?;
+    if name.tasks.is_none() {
+        jobs.extend(job(connection, name.job.0)?);
+    }
+    jobs.retain(|job| is_named(name, &Entry::of(job)));
+    jobs.sort_by_key(|job| job.id);
+    jobs.dedup_by_key(|job| job.id);
+    Ok(jobs)
 }
 
 /// Goes through an index, the last that ended first, and reads those that are wanted.
@@ -263,6 +320,8 @@ fn search(
             partition: row.get_ref(5)?.as_str()?,
             state: row.get_ref(6)?.as_str()?,
             name: row.get_ref(7)?.as_str()?,
+            // Only those that are named are looked at by it.
+            array: None,
         };
         looked_at += 1;
         if filter.takes(&entry) {

@@ -47,6 +47,9 @@ pub(super) fn load(store: &Store) -> Result<Vec<Change>, StoreError> {
     bodies(store, "past_demand", |(model, demand)| {
         changes.push(Change::PutPastDemand(model, demand));
     })?;
+    bodies_where(store, "arrays", "over = 0", |array| {
+        changes.push(Change::PutArray(Arc::new(array)));
+    })?;
     bodies(store, "jobs", |job| changes.push(Change::PutJob(Arc::new(job))))?;
     rows_of_nodes(store, "removals", "session, 0", |node, session, _| {
         changes.push(Change::PutRemoval(node, SessionId(session)));
@@ -65,12 +68,22 @@ pub(super) fn load(store: &Store) -> Result<Vec<Change>, StoreError> {
 fn bodies<T: DeserializeOwned>(
     store: &Store,
     table: &'static str,
+    each: impl FnMut(T),
+) -> Result<(), StoreError> {
+    bodies_where(store, table, "TRUE", each)
+}
+
+/// Every body of a table's rows of which something is so.
+fn bodies_where<T: DeserializeOwned>(
+    store: &Store,
+    table: &'static str,
+    condition: &'static str,
     mut each: impl FnMut(T),
 ) -> Result<(), StoreError> {
     let failed = |error| store.failure(error);
     let mut statement = store
         .connection
-        .prepare(&format!("SELECT body FROM {table}"))
+        .prepare(&format!("SELECT body FROM {table} WHERE {condition}"))
         .map_err(failed)?;
     let mut rows = statement.query([]).map_err(failed)?;
     while let Some(row) = rows.next().map_err(failed)? {

@@ -3,13 +3,14 @@
 use super::{Store, StoreError};
 
 /// In order; a store of version n has had the first n. Never changed once released.
-const MIGRATIONS: [&str; 7] = [
+const MIGRATIONS: [&str; 8] = [
     include_str!("migrations/0001.sql"),
     include_str!("migrations/0002.sql"),
     include_str!("migrations/0003.sql"),
     include_str!("migrations/0004.sql"),
     include_str!("migrations/0005.sql"),
     include_str!("migrations/0006.sql"),
+    include_str!("migrations/0007.sql"),
     include_str!("migrations/0008.sql"),
 ];
 /// This program's schema.

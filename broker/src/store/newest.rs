@@ -18,6 +18,7 @@ enum Entity<'a> {
     Node(&'a NodeName),
     Session(SessionId),
     Job(JobId),
+    Array(JobId),
     PastUse(&'a PastKey),
     PastDemand(&'a str),
     Removal(&'a NodeName, SessionId),
@@ -44,6 +45,7 @@ fn entity(change: &Change) -> Option<Entity<'_>> {
         Change::PutSession(session) => Entity::Session(session.id),
         Change::DeleteSession(id) => Entity::Session(*id),
         Change::PutJob(job) | Change::ForgetJob(job) => Entity::Job(job.id),
+        Change::PutArray(array) | Change::ForgetArray(array) => Entity::Array(array.id),
         Change::PutPastUse(past) => Entity::PastUse(&past.key),
         Change::PutPastDemand(model, _) => Entity::PastDemand(model),
         Change::PutRemoval(node, session) | Change::DeleteRemoval(node, session) => {

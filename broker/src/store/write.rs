@@ -115,8 +115,8 @@ pub(super) fn write(transaction: &Transaction<'_>, change: &Change) -> Result<()
             run("DELETE FROM jobs WHERE id = ?1", params![integer(job.id.0)])?;
             run(
                 "INSERT OR REPLACE INTO history
-                     (id, owner, account, partition, state, name, submitted_ms, ended_ms, body)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
+                     (id, owner, account, partition, state, name, submitted_ms, ended_ms, array, task, body)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
                 params![
                     integer(job.id.0),
                     job.owner.as_str(),
@@ -126,12 +126,22 @@ pub(super) fn write(transaction: &Transaction<'_>, change: &Change) -> Result<()
                     job.name,
                     integer(job.submitted.0),
                     ended(job).map(|at| integer(at.0)),
+                    job.array.as_ref().map(|part| integer(part.array.0)),
+                    job.task().map(|(_, task)| task),
                     body(job)?
                 ],
             )?;
             // For those that were written before there were rows for it.
             Ok(runs::write(transaction, job)?)
         }
+        Change::PutArray(array) => run(
+            "INSERT OR REPLACE INTO arrays (id, over, body) VALUES (?1, 0, ?2)",
+            params![integer(array.id.0), body(array)?],
+        ),
+        Change::ForgetArray(array) => run(
+            "INSERT OR REPLACE INTO arrays (id, over, body) VALUES (?1, 1, ?2)",
+            params![integer(array.id.0), body(array)?],
+        ),
         Change::PutPastUse(past) => run(
             "INSERT OR REPLACE INTO past_use (user, account, qos, partition, body)
              VALUES (?1, ?2, ?3, ?4, ?5)",

@@ -107,6 +107,7 @@ fn life(rng: &mut Rng, id: u64) -> Vec<Job> {
         past_runs: Vec::new(),
         requeue: true,
         batch: None,
+        array: None,
         phase: Phase::Pending,
     };
     let mut states = vec![job.clone()];
@@ -218,8 +219,8 @@ fn a_search_finds_what_a_look_at_every_job_finds() {
             accounts: some(&mut rng, &ACCOUNTS),
             states: (0..rng.below(2)).map(|_| *rng.pick(&STATES)).collect(),
             names: some(&mut rng, &["job1", "job2", "none"]),
-            ids: (0..rng.below(40).saturating_sub(30))
-                .map(|_| rng.below(420))
+            jobs: (0..rng.below(40).saturating_sub(30))
+                .map(|_| JobId(rng.below(420)).into())
                 .collect(),
             ..HistoryFilter::default()
         };
@@ -401,7 +402,7 @@ fn measured_use_is_a_part_of_what_was_held() {
     };
     // While it runs, of the time until now; then of all its time.
     for (phase, now) in [
-        (Phase::Placed(held.clone()), 14),
+        (Phase::Placed(Box::new(held.clone())), 14),
         (
             Phase::Ended {
                 ending: Ending {
@@ -410,7 +411,7 @@ fn measured_use_is_a_part_of_what_was_held() {
                     exit_code: None,
                 },
                 at: at(14),
-                last: Some(held),
+                last: Some(Box::new(held)),
             },
             HOURS,
         ),

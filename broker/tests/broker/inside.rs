@@ -120,7 +120,10 @@ async fn a_job_sees_extends_and_stops_itself_and_nothing_else() {
     }
     for id in [2, 99] {
         let refused = inside
-            .get_job(v1::GetJobRequest { id })
+            .get_job(v1::GetJobRequest {
+                id,
+                ..Default::default()
+            })
             .await
             .expect_err("refused");
         assert_eq!(refused.code(), Code::PermissionDenied);

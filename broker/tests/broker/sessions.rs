@@ -229,7 +229,10 @@ async fn an_unnamed_session_goes_with_its_job() {
     assert_eq!((waiting.state(), job.queue_position), (SessionState::Pending, 1));
     assert!(waiting.reason.starts_with("Resources"), "{}", waiting.reason);
     let why = client
-        .explain_job(v1::GetJobRequest { id: job.id })
+        .explain_job(v1::GetJobRequest {
+            id: job.id,
+            ..Default::default()
+        })
         .await
         .expect("explained")
         .into_inner();

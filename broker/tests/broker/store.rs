@@ -6,16 +6,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use carrel_broker::store::{
-    AUDIT_PAGE, AuditFilter, AuditLog, SCHEMA_VERSION, STORE_FILE, Store, StoreError,
+    AUDIT_PAGE, AuditFilter, AuditLog, History, SCHEMA_VERSION, STORE_FILE, Store, StoreError,
 };
 use carrel_core::broker::{Change, ClusterRecord};
 use carrel_core::model::account::{Account, Limits, Member, Person};
 use carrel_core::model::activity::{Counter, Metered, Used};
+use carrel_core::model::array::{ArrayPart, ArrayRecord, Shape};
 use carrel_core::model::audit::{Action, AuditRecord, Origin};
 use carrel_core::model::batch::{Batch, Output, Place};
 use carrel_core::model::cpus::Binding;
 use carrel_core::model::gpu::Inventory;
 use carrel_core::model::ids::{ClusterId, Generation, Incarnation, JobId, SessionId};
+use carrel_core::model::indices::IndexSet;
 use carrel_core::model::job::{
     Charge, Containment, Ending, FenceReport, Job, JobKind, JobState, Leaving, PastRun, Phase, Placed,
     RankStatus,
@@ -63,6 +65,7 @@ fn job(id: u64, phase: Phase) -> Change {
         begin: None,
         conditions: Conditions {
             dependencies: vec![Dependency {
+                task: None,
                 kind: DependencyKind::AfterOk,
                 job: JobId(1),
             }],
@@ -94,6 +97,12 @@ fn job(id: u64, phase: Phase) -> Change {
                 directory: "/home/alice".into(),
             },
             request_key: "k".into(),
+        })),
+        array: Some(Arc::new(ArrayPart {
+            array: JobId(1),
+            tasks: IndexSet::one(id as u32),
+            throttle: Some(2),
+            shape: Shape::of(&"0-9".parse().expect("a set")),
         })),
         phase,
     }))
@@ -128,6 +137,16 @@ fn past_demand() -> Demand {
     demand.begin(Timestamp(1_000), 2_000, decay);
     demand.end(Timestamp(9_000), 2_000, decay);
     demand
+}
+
+fn array(id: u64) -> ArrayRecord {
+    ArrayRecord {
+        id: JobId(id),
+        tasks: "0-9".parse().expect("a set"),
+        completed: "3-5".parse().expect("a set"),
+        failed: IndexSet::default(),
+        exit_code: 7,
+    }
 }
 
 /// One of each kind.
@@ -311,6 +330,7 @@ fn entities() -> Vec<Change> {
         })),
         Change::PutPastUse(Arc::new(past_use())),
         Change::PutPastDemand("H100".into(), past_demand()),
+        Change::PutArray(Arc::new(array(1))),
         job(1, Phase::Placed(Box::new(placed.clone()))),
         job(
             2,
@@ -357,6 +377,7 @@ fn everything_comes_back_as_it_was_put() {
                 | Change::PutPerson(_)
                 | Change::PutPastUse(_)
                 | Change::PutPastDemand(..)
+                | Change::PutArray(_)
         )),
         "{left:?}"
     );
@@ -415,6 +436,61 @@ fn files_of_others_and_of_later_versions_are_refused_untouched() {
     )
     .expect("written");
     assert!(Store::open(text.path()).is_err());
+}
+
+/// An array that has left the state is not read back at a start, and what was known of it is found; its tasks are found by
+/// their names.
+#[test]
+fn an_array_leaves_and_is_found() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut store = Store::open(dir.path()).expect("opened");
+    let ended = |id: u64, tasks: &str| {
+        let Change::PutJob(job) = job(id, Phase::Pending) else {
+            panic!("a job")
+        };
+        let mut job = Arc::unwrap_or_clone(job);
+        let part = job.array.take().expect("a part");
+        job.array = Some(Arc::new(ArrayPart {
+            tasks: tasks.parse().expect("a set"),
+            ..(*part).clone()
+        }));
+        job.phase = Phase::Ended {
+            ending: Ending {
+                state: JobState::Cancelled,
+                reason: String::new(),
+                exit_code: None,
+            },
+            at: Timestamp(id),
+            last: None,
+        };
+        Change::ForgetJob(Arc::new(job))
+    };
+    let changes = [
+        Change::PutArray(Arc::new(array(1))),
+        Change::PutArray(Arc::new(array(20))),
+        ended(1, "9"),
+        ended(2, "3-7"),
+        ended(3, "8"),
+        Change::ForgetArray(Arc::new(array(1))),
+    ];
+    store.commit(&changes).expect("committed");
+    assert_eq!(
+        store.load().expect("loaded"),
+        [Change::PutArray(Arc::new(array(20)))]
+    );
+    let history = History::new(dir.path());
+    assert_eq!(history.arrays(&[JobId(1), JobId(7)]).expect("read"), [array(1)]);
+    let found = |name: &str| -> Vec<u64> {
+        let name = name.parse().expect(name);
+        let jobs = history.named(&name).expect("read");
+        jobs.iter().map(|job| job.id.0).collect()
+    };
+    assert_eq!(found("1"), [1, 2, 3]);
+    assert_eq!(found("1_8"), [3]);
+    assert_eq!(found("1_5"), [2]);
+    assert_eq!(found("1_[7-9]"), [1, 2, 3]);
+    assert_eq!(found("3"), [3], "by its own number");
+    assert_eq!(found("1_0"), Vec::<u64>::new());
 }
 
 #[test]

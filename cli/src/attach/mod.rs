@@ -9,7 +9,6 @@ use std::io::Write as _;
 use std::time::Duration;
 
 use carrel_core::terminal::{Attach, Request, Which};
-use carrel_proto::v1;
 
 pub use self::link::Exit;
 
@@ -170,7 +169,13 @@ impl Outage {
 /// Whether the job is known to be over. Sees to the certificate as well, which may have expired.
 async fn is_over(way: &mut Way<'_>, job: Option<u64>) -> bool {
     if let Some(id) = job {
-        match way.client.get_job(v1::GetJobRequest { id }).await {
+        match way
+            .client
+            .get_job(crate::context::request(
+                &carrel_core::model::ids::JobId(id).into(),
+            ))
+            .await
+        {
             Ok(job) if wait::is_over(job.get_ref().state()) => return true,
             Err(status) if status.code() == tonic::Code::NotFound => return true,
             // A broker that is away says nothing about the session.

@@ -7,6 +7,7 @@ pub mod script;
 
 use std::path::PathBuf;
 
+use carrel_core::model::array::ArraySpec;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args as _, FromArgMatches as _};
 
@@ -20,8 +21,12 @@ pub struct SubmitOptions {
     /// Name of the job [default: the script's, or the command's]
     #[arg(short = 'J', long, visible_alias = "job-name", value_name = "NAME")]
     pub name: Option<String>,
-    /// File of its output, in the working directory unless it is absolute; patterns: %j %x %u %N, as sbatch has them; in a
-    /// script, --output [default: carrel-%j.out]
+    /// Tasks of an array: 0-99, 1,3,5-7, 0-15:4; with %5 behind, five run at once at most (%0: as many as there is room
+    /// for). Each has SLURM_ARRAY_TASK_ID
+    #[arg(short = 'a', long, value_name = "INDICES[%COUNT]")]
+    pub array: Option<ArraySpec>,
+    /// File of its output, in the working directory unless it is absolute; patterns: %j %x %u %N %A %a, as sbatch has
+    /// them; in a script, --output [default: carrel-%j.out, and carrel-%A_%a.out of an array]
     #[arg(short = 'o', long, value_name = "FILE")]
     pub stdout: Option<String>,
     /// File of what it writes to standard error [default: with its output]

@@ -343,7 +343,13 @@ impl Allocation {
         const STEP: std::time::Duration = std::time::Duration::from_millis(50);
         let begun = tokio::time::Instant::now();
         while begun.elapsed() < NEWS {
-            match self.client.get_job(v1::GetJobRequest { id: self.job }).await {
+            match self
+                .client
+                .get_job(crate::context::request(
+                    &carrel_core::model::ids::JobId(self.job).into(),
+                ))
+                .await
+            {
                 Ok(job) if wait::is_over(job.get_ref().state()) => {
                     say(format_args!("carrel: {}", wait::ending(job.get_ref())));
                     return true;

@@ -1,9 +1,10 @@
 //! `carrel cancel`: the end of batch jobs.
 
+use carrel_core::model::array::JobRef;
 use carrel_proto::v1;
 
 use crate::connect::Client;
-use crate::context::Context;
+use crate::context::{Context, request};
 use crate::error::{CliError, Result};
 use crate::terminal::{say, show_error};
 use crate::{output, view, wait};
@@ -12,22 +13,24 @@ use crate::{output, view, wait};
 ///
 /// What runs gets SIGTERM, the cluster's time of grace, and then SIGKILL. Of a job that is over nothing is left to do.
 #[derive(Clone, Debug, clap::Args)]
-#[command(after_help = "Examples:\n  carrel cancel 17\n  carrel cancel 17 18 19")]
+#[command(
+    after_help = "Examples:\n  carrel cancel 17\n  carrel cancel 17 18 19\n  carrel cancel 20_[3-7]     tasks of an array"
+)]
 pub struct CancelArgs {
-    /// Job ids
+    /// Job ids; of an array all of it, or tasks of it: 17_3, 17_[3-7,9]
     #[arg(value_name = "JOB", required = true)]
-    pub jobs: Vec<u64>,
+    pub jobs: Vec<JobRef>,
 }
 
 /// Runs the verb: each one, whatever happens to the others.
 pub async fn run(context: &Context, args: CancelArgs) -> Result<u8> {
     let mut client = context.client().await?;
     let (mut done, mut failure): (Vec<v1::Job>, Option<CliError>) = (Vec::new(), None);
-    for id in args.jobs {
-        match cancel(&mut client, id).await {
+    for name in args.jobs {
+        match cancel(&mut client, &name).await {
             Ok(job) => {
                 if !context.json() {
-                    say(format_args!("carrel: {}", what_became(&job)));
+                    say(format_args!("carrel: {}", what_became(&name, &job)));
                 }
                 done.push(job);
             }
@@ -44,13 +47,16 @@ pub async fn run(context: &Context, args: CancelArgs) -> Result<u8> {
     failure.map_or(Ok(0), Err)
 }
 
-async fn cancel(client: &mut Client, id: u64) -> Result<v1::Job> {
-    Ok(client.cancel_job(v1::GetJobRequest { id }).await?.into_inner())
+async fn cancel(client: &mut Client, name: &JobRef) -> Result<v1::Job> {
+    Ok(client.cancel_job(request(name)).await?.into_inner())
 }
 
-fn what_became(job: &v1::Job) -> String {
-    if wait::is_over(job.state()) && job.ended_ms.is_some() {
-        return wait::ending(job);
+fn what_became(name: &JobRef, job: &v1::Job) -> String {
+    let is_over = wait::is_over(job.state()) && job.ended_ms.is_some();
+    match &job.array {
+        // It stands for others that may have ended otherwise.
+        Some(_) if is_over => format!("job {name} is over"),
+        None if is_over => wait::ending(job),
+        _ => format!("job {name} is being ended"),
     }
-    format!("job {} is being ended", job.id)
 }

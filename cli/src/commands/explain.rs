@@ -24,10 +24,9 @@ pub struct ExplainArgs {
 /// Runs the verb.
 pub async fn run(context: &Context, args: ExplainArgs) -> Result<u8> {
     let mut client = context.client().await?;
-    let id = context::find(context, &mut client, args.what.as_ref())
-        .await?
-        .job_id()?;
-    let why = client.explain_job(v1::GetJobRequest { id }).await?.into_inner();
+    let named = args.what.as_ref();
+    let job = context::find(context, &mut client, named).await?.job(named)?;
+    let why = client.explain_job(context::request(&job)).await?.into_inner();
     if context.json() {
         output::json(&view::Explanation::from(why))?;
     } else {

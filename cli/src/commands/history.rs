@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use carrel_core::model::array::{BadJobRef, JobRef};
 use carrel_proto::v1;
 use clap::ValueEnum;
 
@@ -23,15 +24,15 @@ const PAGE: u32 = 500;
     carrel history                                    yours, since midnight\n  \
     carrel history -S 7d -s FAILED,TIMEOUT,NODE_FAIL  what went wrong in a week\n  \
     carrel history -a -A physics -S 2026-11-01 -E 2026-12-01\n  \
-    carrel history 1741 1742\n  \
+    carrel history 1741 1742_3\n  \
     carrel history -S 30d -n 0 --output json | jq 'map(.gpu_milli * .elapsed_seconds) | add / 3600000'")]
 pub struct HistoryArgs {
-    /// These jobs, whenever they were
+    /// These jobs, whenever they were; of an array all its tasks, or one: 17_3, 17_[3-7]
     #[arg(value_name = "JOB")]
-    pub jobs: Vec<u64>,
-    /// These jobs, as in sacct: 17,18
-    #[arg(short, long = "jobs", value_name = "JOB,…", value_delimiter = ',')]
-    pub job_list: Vec<u64>,
+    pub jobs: Vec<JobRef>,
+    /// These jobs, as in sacct: 17,18_3
+    #[arg(short, long = "jobs", value_name = "JOB,…", value_parser = parse_jobs)]
+    pub job_list: Vec<JobList>,
     /// Not what was over before this: 7d (ago), now-2h, today, 16:00, 2026-12-24T16:00, in UTC [default: today]
     #[arg(short = 'S', long, value_name = "TIME", value_parser = parse_time)]
     pub starttime: Option<i64>,
@@ -138,6 +139,21 @@ impl From<StateName> for v1::JobState {
     }
 }
 
+/// Jobs with commas between them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JobList(Vec<JobRef>);
+
+/// Commas in brackets are a set's.
+fn parse_jobs(text: &str) -> Result<JobList, String> {
+    let mut in_brackets = false;
+    let parts = text.split(|c: char| {
+        in_brackets = c == '[' || (in_brackets && c != ']');
+        c == ',' && !in_brackets
+    });
+    let jobs = parts.map(|part| part.parse().map_err(|error: BadJobRef| error.to_string()));
+    jobs.collect::<Result<_, _>>().map(JobList)
+}
+
 fn parse_time(text: &str) -> Result<i64, String> {
     times::gone_by(text, times::now_ms())
 }
@@ -151,6 +167,8 @@ pub async fn run(context: &Context, args: HistoryArgs) -> Result<u8> {
     if since >= until {
         return Err(CliError::usage("--starttime is not before --endtime"));
     }
+    let listed = args.job_list.iter().flat_map(|list| &list.0);
+    let named = args.jobs.iter().chain(listed);
     let mut request = v1::ListHistoryRequest {
         since_ms: since,
         until_ms: until,
@@ -164,7 +182,8 @@ pub async fn run(context: &Context, args: HistoryArgs) -> Result<u8> {
             .map(|name| v1::JobState::from(name).into())
             .collect(),
         names: args.name,
-        ids: args.jobs.into_iter().chain(args.job_list).collect(),
+        ids: Vec::new(),
+        jobs: named.map(ToString::to_string).collect(),
         limit: 0,
         after: args.after,
     };
@@ -221,7 +240,7 @@ fn row(job: &v1::HistoryJob) -> [String; 12] {
     let terms = job.terms.clone().unwrap_or_default();
     let started = job.started_ms.map(units::rfc3339).unwrap_or_default();
     [
-        job.id.to_string(),
+        view::label(job.id, job.array.as_ref()),
         job.name.clone(),
         job.user.clone(),
         terms.account,
@@ -291,6 +310,17 @@ mod tests {
         9    train  alice  physics  all        FAILED     2026-01-01 00:00:00  1:02:05  2.5   3     n[1-2]  its command ended (queued again 2 times)
         7    train  alice  physics  all        CANCELLED                                                    its command ended
         ");
+    }
+
+    #[test]
+    fn jobs_are_listed_with_commas_between_them() {
+        let read =
+            |text| parse_jobs(text).map(|list| list.0.iter().map(ToString::to_string).collect::<Vec<_>>());
+        assert_eq!(
+            read("17,18_3,19_[1,3-7]").expect("a list"),
+            ["17", "18_3", "19_[1,3-7]"]
+        );
+        assert!(read("17,").is_err() && read("x").is_err());
     }
 
     #[test]

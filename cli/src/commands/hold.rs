@@ -1,18 +1,21 @@
 //! `carrel hold`, `carrel release` and `carrel top`: which jobs that wait may start, and which first.
 
+use carrel_core::model::array::JobRef;
 use carrel_proto::v1;
 
 use crate::connect::Client;
-use crate::context::{Context, JobOrSession};
+use crate::context::{Context, JobOrSession, request};
 use crate::error::{CliError, Result};
 use crate::terminal::{say, show_error};
 use crate::{output, view};
 
 /// Keep jobs that wait from starting.
 #[derive(Clone, Debug, clap::Args)]
-#[command(after_help = "Examples:\n  carrel hold 17\n  carrel hold dev 18")]
+#[command(
+    after_help = "Examples:\n  carrel hold 17\n  carrel hold dev 18\n  carrel hold 19_[3-7]       tasks of an array"
+)]
 pub struct HoldArgs {
-    /// Session names, or job ids
+    /// Session names, or job ids; of an array all that waits, or tasks of it: 17_3, 17_[3-7]
     #[arg(value_name = "NAME|JOB", required = true, add = super::completion::sessions())]
     pub what: Vec<JobOrSession>,
 }
@@ -21,7 +24,7 @@ pub struct HoldArgs {
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "Examples:\n  carrel release 17")]
 pub struct ReleaseArgs {
-    /// Session names, or job ids
+    /// Session names, or job ids; of an array all that waits, or tasks of it: 17_3, 17_[3-7]
     #[arg(value_name = "NAME|JOB", required = true, add = super::completion::sessions())]
     pub what: Vec<JobOrSession>,
 }
@@ -30,7 +33,7 @@ pub struct ReleaseArgs {
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "Examples:\n  carrel top 17\n  carrel top --off 17    where its priority puts it")]
 pub struct TopArgs {
-    /// Session names, or job ids
+    /// Session names, or job ids; of an array all that waits, or tasks of it: 17_3, 17_[3-7]
     #[arg(value_name = "NAME|JOB", required = true, add = super::completion::sessions())]
     pub what: Vec<JobOrSession>,
     /// Back to where their priority puts them
@@ -82,9 +85,9 @@ async fn change(
     let mut failure: Option<CliError> = None;
     for one in what {
         match update_one(&mut client, one, update).await {
-            Ok(job) => {
+            Ok((name, job)) => {
                 if !context.json() {
-                    say(format_args!("carrel: job {} {done}", job.id));
+                    say(format_args!("carrel: job {name} {done}"));
                 }
                 changed.push(job);
             }
@@ -105,10 +108,14 @@ async fn update_one(
     client: &mut Client,
     what: &JobOrSession,
     update: &v1::UpdateJobRequest,
-) -> Result<v1::Job> {
+) -> Result<(JobRef, v1::Job)> {
+    let name = what.find(client).await?.job(Some(what))?;
+    let v1::GetJobRequest { id, tasks } = request(&name);
     let request = v1::UpdateJobRequest {
-        id: what.find(client).await?.job_id()?,
+        id,
+        tasks,
         ..update.clone()
     };
-    Ok(client.update_job(request).await?.into_inner())
+    let job = client.update_job(request).await?.into_inner();
+    Ok((name, job))
 }

@@ -3,6 +3,7 @@
 use std::io::Write as _;
 use std::time::Duration;
 
+use carrel_core::model::array::JobRef;
 use carrel_core::stream::StreamId;
 use carrel_proto::socket::{self, OpenError, Socket};
 use carrel_proto::stream::{Endpoint, Ticket, frame};
@@ -13,7 +14,7 @@ use tokio::time::Instant;
 use tonic::Code;
 
 use crate::connect::Client;
-use crate::context::Context;
+use crate::context::{Context, request};
 use crate::error::{CliError, Result, innermost};
 use crate::signals::Signals;
 use crate::terminal::say;
@@ -31,9 +32,9 @@ use crate::way::patiently_connect;
     carrel logs -n 20 17       its last 20 lines"
 )]
 pub struct LogsArgs {
-    /// Job id
+    /// Job id; of an array a task of it: 17_3
     #[arg(value_name = "JOB")]
-    pub job: u64,
+    pub job: JobRef,
     /// Go on with what comes, until the job's end; of one that waits, wait with it
     #[arg(short, long)]
     pub follow: bool,
@@ -74,7 +75,7 @@ pub async fn run(context: &Context, args: LogsArgs) -> Result<u8> {
 /// Reads one job's output.
 struct Reader {
     client: Client,
-    job: u64,
+    job: JobRef,
     /// What is still to be read.
     ask: LogAsk,
     /// Which of the job's runs is read, by how often it had been queued again.
@@ -135,7 +136,7 @@ impl Reader {
     }
 
     async fn job(&mut self) -> Result<v1::Job> {
-        wait::patiently(&mut self.client, self.job).await
+        wait::patiently(&mut self.client, &self.job).await
     }
 
     /// Waits until a job that waits has begun; the error of one that is over.
@@ -144,12 +145,12 @@ impl Reader {
         if job.ended_ms.is_some() {
             return Err(error);
         }
-        wait::until_changed(&mut self.client, &job).await
+        wait::until_changed(&mut self.client, &self.job, &job).await
     }
 
     /// Reads over one connection, to the end or until it is cut.
     async fn read_once(&mut self) -> Result<(), Not> {
-        let way = match self.client.open_log(v1::GetJobRequest { id: self.job }).await {
+        let way = match self.client.open_log(request(&self.job)).await {
             Ok(way) => way.into_inner(),
             Err(status) if status.code() == Code::FailedPrecondition => {
                 return Err(Not::Begun(status.into()));

@@ -135,7 +135,7 @@ fn row(job: &v1::QueuedJob, now_ms: i64) -> [String; 12] {
         format!("{asks} on {}", job.nodes)
     };
     [
-        job.id.to_string(),
+        view::label(job.id, job.array.as_ref()),
         job.name.clone(),
         job.user.clone(),
         terms.account,

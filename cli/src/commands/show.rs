@@ -14,7 +14,7 @@ use crate::{constraints, grant, output, units, view};
 /// Show a session or a job.
 #[derive(Clone, Debug, clap::Args)]
 #[command(
-    after_help = "Examples:\n  carrel show dev\n  carrel show 17 --output json\n  carrel show                inside a session: that one"
+    after_help = "Examples:\n  carrel show dev\n  carrel show 17 --output json\n  carrel show 17_3\n  carrel show                inside a session: that one"
 )]
 pub struct ShowArgs {
     /// Session name, or job id; inside a session, none: that one
@@ -91,7 +91,9 @@ fn job_fields(job: &v1::Job) -> Vec<(&'static str, String)> {
         name => format!("{}/{name}", batch.workdir.trim_end_matches('/')),
     };
     vec![
-        ("job", job.id.to_string()),
+        ("job", view::label(job.id, job.array.as_ref())),
+        ("own number", own_number(job)),
+        ("array", job.array.as_ref().map(array).unwrap_or_default()),
         ("name", job.name.clone()),
         ("user", job.user.clone()),
         ("state", view::job_state(job.state()).to_owned()),
@@ -175,6 +177,35 @@ fn ends_when_idle(job: &v1::Job) -> String {
         None => format!("after {after} without use"),
         Some(at) => format!("after {after} without use: at {}", units::rfc3339(at)),
     }
+}
+
+/// Of a task of an array that has another number than the array.
+fn own_number(job: &v1::Job) -> String {
+    let other = job.array.as_ref().filter(|part| part.array != job.id);
+    other.map(|_| job.id.to_string()).unwrap_or_default()
+}
+
+/// "100 tasks, 5 at once: 90 wait, 5 run, 4 ended well, 1 did not"
+fn array(part: &v1::ArrayPart) -> String {
+    let mut text = match part.count {
+        1 => "1 task".to_owned(),
+        count => format!("{count} tasks"),
+    };
+    if part.throttle > 0 {
+        text += &format!(", {} at once", part.throttle);
+    }
+    if let Some(now) = &part.now {
+        let counts = [
+            (now.waiting, "wait"),
+            (now.running, "run"),
+            (now.completed, "ended well"),
+            (now.failed, "did not"),
+        ];
+        let counts = counts.iter().filter(|(count, _)| *count > 0);
+        let counts: Vec<String> = counts.map(|(count, what)| format!("{count} {what}")).collect();
+        text += &format!(": {}", counts.join(", "));
+    }
+    text
 }
 
 /// "gpu1 leaf1 < spine, block nvl1; gpu2 leaf1 < spine", rank by rank; empty: nothing is known.

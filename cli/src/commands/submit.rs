@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use carrel_core::model::ids::JobId;
 use carrel_proto::v1;
 
 use crate::batch::{SubmitOptions, directives, environment, script};
@@ -27,6 +28,7 @@ use crate::{batch, output, plan, request, view, wait};
     carrel submit --gpus 1 -- python train.py   a command\n  \
     carrel submit --wrap 'make && ./run' -W     a line for the shell; wait, and exit with its code\n  \
     JOB=$(carrel submit --parsable a.sh) && carrel submit -d afterok:$JOB b.sh\n  \
+    carrel submit --array=0-99%5 sweep.sh       100 tasks, five at once: $SLURM_ARRAY_TASK_ID tells which\n  \
     carrel submit -N2 --gpus-per-node 8 --test-only train.sh"
 )]
 pub struct SubmitArgs {
@@ -114,17 +116,19 @@ pub async fn run(context: &Context, args: SubmitArgs) -> Result<u8> {
         .map(|()| 0);
     }
     let job = wait::submit_job(&mut client, message(&options, what, spec, &here)).await?;
+    // Of an array whatever of it is answered with.
+    let id = job.array.as_ref().map_or(job.id, |part| part.array);
     if options.parsable {
-        output::text(format_args!("{}\n", job.id))?;
+        output::text(format_args!("{id}\n"))?;
     } else if context.json() && !options.wait {
         output::json(&view::Job::from(job.clone()))?;
     } else if !context.json() {
-        output::text(format_args!("Submitted batch job {}\n", job.id))?;
+        output::text(format_args!("Submitted batch job {id}\n"))?;
     }
     if !options.wait {
         return Ok(0);
     }
-    let job = until_over(&mut client, job).await?;
+    let job = until_over(&mut client, id).await?;
     let Some(job) = job else { return Ok(130) };
     if context.json() && !options.parsable {
         output::json(&view::Job::from(job.clone()))?;
@@ -132,12 +136,12 @@ pub async fn run(context: &Context, args: SubmitArgs) -> Result<u8> {
     Ok(exit_code(&job))
 }
 
-/// The job once it is over; none: the person left, and it goes on.
-async fn until_over(client: &mut Client, job: v1::Job) -> Result<Option<v1::Job>> {
+/// The job, or the array, once it is over; none: the person left, and it goes on.
+async fn until_over(client: &mut Client, id: u64) -> Result<Option<v1::Job>> {
     let mut signals = Signals::catch()?;
-    let id = job.id;
+    let name = JobId(id).into();
     tokio::select! {
-        over = wait::until_over(client, id) => over.map(Some),
+        over = wait::until_over(client, &name) => over.map(Some),
         _ = signals.next() => {
             say(format_args!("carrel: job {id} goes on; `carrel cancel {id}` ends it"));
             Ok(None)
@@ -145,7 +149,8 @@ async fn until_over(client: &mut Client, job: v1::Job) -> Result<Option<v1::Job>
     }
 }
 
-/// The exit code of a job that is over: its own, or 1 where it has none and did not end well.
+/// The exit code of a job that is over: its own, or 1 where it has none and did not end well; of an array the highest of
+/// its tasks.
 fn exit_code(job: &v1::Job) -> u8 {
     if job.state() == v1::JobState::Completed {
         return 0;
@@ -246,6 +251,11 @@ fn message(options: &SubmitOptions, what: What, spec: v1::SessionSpec, here: &Pa
         submit_host: host.to_string_lossy().into_owned(),
         submit_dir: here.to_string_lossy().into_owned(),
         request_key: request::new_key(),
+        array: options
+            .array
+            .as_ref()
+            .map(ToString::to_string)
+            .unwrap_or_default(),
     }
 }
 

@@ -38,6 +38,8 @@ pub struct HistoryJob {
     /// Of its last run; null: it was not measured.
     used_gpu_hours: Option<f64>,
     used_percent: Option<f64>,
+    #[serde(flatten)]
+    array: super::ArrayFields,
 }
 
 impl From<v1::HistoryJob> for HistoryJob {
@@ -67,6 +69,7 @@ impl From<v1::HistoryJob> for HistoryJob {
             time_limit_seconds: job.time_limit_s,
             used_gpu_hours: job.measured.map(|measured| measured.used_gpu_hours),
             used_percent: job.measured.and_then(used_percent),
+            array: job.array.into(),
         }
     }
 }

@@ -5,7 +5,7 @@ use carrel_proto::v1::gpu_unit_request::Unit;
 use serde::Serialize;
 
 use super::words::{job_kind, job_state};
-use super::{some, used_percent};
+use super::{ArrayFields, some, used_percent};
 use crate::units::rfc3339;
 
 /// A job.
@@ -50,6 +50,8 @@ pub struct Job {
     /// Of its last run; null: it was not measured.
     used_gpu_hours: Option<f64>,
     used_percent: Option<f64>,
+    #[serde(flatten)]
+    array: ArrayFields,
 }
 
 /// What a batch job runs.
@@ -191,6 +193,7 @@ impl From<v1::Job> for Job {
             idle_after_seconds: (activity.idle_after_s > 0).then_some(activity.idle_after_s),
             used_gpu_hours: job.measured.map(|measured| measured.used_gpu_hours),
             used_percent: job.measured.and_then(used_percent),
+            array: job.array.into(),
         }
     }
 }

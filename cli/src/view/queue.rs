@@ -134,6 +134,8 @@ pub struct QueuedJob {
     /// "started", "promised" (at the latest), "forecast" (about then); null: nothing is said.
     start_kind: Option<&'static str>,
     nodes: Option<String>,
+    #[serde(flatten)]
+    array: super::ArrayFields,
 }
 
 /// How a job's place in the queue came to be.
@@ -316,6 +318,7 @@ impl From<v1::QueuedJob> for QueuedJob {
             reason: job.reason,
             start: job.start_ms.map(rfc3339),
             nodes: some(job.nodes),
+            array: job.array.into(),
         }
     }
 }

@@ -59,5 +59,5 @@ pub(super) fn units(placed: &Placed) -> String {
 
 /// How the log calls a job: "job 17 (dev)".
 pub(super) fn job_subject(job: &Job) -> String {
-    format!("job {} ({})", job.id, job.name)
+    format!("job {} ({})", job.label(), job.name)
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::model::account::{Account, Person};
+use crate::model::array::ArrayRecord;
 use crate::model::audit::AuditRecord;
 use crate::model::ids::{
     AccountName, ClusterId, Incarnation, JobKey, NodeName, PartitionName, QosName, ReservationName,
@@ -63,6 +64,10 @@ pub enum Change {
     PutJob(Arc<Job>),
     /// A job that is over leaves the state, and goes into the history as it is here. Its record stays there.
     ForgetJob(Arc<Job>),
+    /// What is kept of an array beside its jobs, by id.
+    PutArray(Arc<ArrayRecord>),
+    /// An array leaves the state, since none of its jobs is in it. Its record stays in the history.
+    ForgetArray(Arc<ArrayRecord>),
     /// What was used by jobs that have left the state, by whom and on what terms.
     PutPastUse(Arc<PastUse>),
     /// What interactive jobs that have left the state held of a model of GPU.

@@ -60,6 +60,14 @@ pub enum Violation {
         /// Session.
         session: SessionId,
     },
+    /// A task of an array is lost, or is two jobs, or too many run.
+    #[error("array {array}: {what}")]
+    Array {
+        /// Array.
+        array: JobId,
+        /// What is wrong with it.
+        what: &'static str,
+    },
     /// An index differs from what it is derived from.
     #[error("the index of {0} is wrong")]
     Index(&'static str),
@@ -204,8 +212,53 @@ pub fn check(state: &State) -> Vec<Violation> {
             });
         }
     }
+    found.extend(check_arrays(state));
     if state.session_names.len() != state.sessions.len() {
         found.push(Violation::Index("session names"));
+    }
+    found
+}
+
+/// Each task is in one job, or is known to be over; and no more run than may at once.
+fn check_arrays(state: &State) -> Vec<Violation> {
+    let mut parts: BTreeMap<JobId, Vec<&Job>> = BTreeMap::new();
+    for job in state.jobs.values() {
+        if let Some(part) = &job.array {
+            parts.entry(part.array).or_default().push(job);
+        }
+    }
+    let lost = parts.keys().filter(|id| !state.arrays.contains_key(*id));
+    let wrong = |array: JobId, what: &'static str| Violation::Array { array, what };
+    let mut found: Vec<Violation> = lost.map(|id| wrong(*id, "it has no record")).collect();
+    for (id, array) in &state.arrays {
+        let jobs = parts.remove(id).unwrap_or_default();
+        let record = &array.record;
+        let mut tasks: Vec<u32> = record.completed.iter().chain(record.failed.iter()).collect();
+        let (mut running, mut waiting) = (0, BTreeSet::new());
+        for job in jobs {
+            let Some(part) = &job.array else { continue };
+            tasks.extend(part.tasks.iter());
+            match &job.phase {
+                Phase::Placed(_) if part.task().is_none() => {
+                    found.push(wrong(*id, "several tasks run as one"))
+                }
+                Phase::Placed(_) => running += 1,
+                Phase::Pending => {
+                    waiting.insert(job.id);
+                }
+                Phase::Ended { .. } => {}
+            }
+            if part.throttle.is_some_and(|most| running > most) {
+                found.push(wrong(*id, "more tasks run than may at once"));
+            }
+        }
+        tasks.sort_unstable();
+        if !tasks.into_iter().eq(record.tasks.iter()) {
+            found.push(wrong(*id, "a task is lost, or is two jobs"));
+        }
+        if running != array.running || !array.waiting.iter().eq(waiting.iter()) {
+            found.push(Violation::Index("arrays"));
+        }
     }
     found
 }

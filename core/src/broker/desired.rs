@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use super::state::State;
-use crate::model::batch::{Batch, BatchRun, DEFAULT_OUTPUT, Output, OutputOf, Place, file_name};
+use crate::model::batch::{
+    Batch, BatchRun, DEFAULT_ARRAY_OUTPUT, DEFAULT_OUTPUT, Output, OutputOf, Place, file_name,
+};
 use crate::model::ids::{JobKey, NodeName};
 use crate::model::job::{Job, JobKind, Placed};
 use crate::model::node::{Desired, DesiredJob, Peer, Tombstone};
@@ -140,6 +142,7 @@ fn desired_job(state: &State, job: &Job, placed: &Placed, rank: usize) -> Desire
 fn batch_run(job: &Job, batch: &Batch, node: &NodeName) -> BatchRun {
     let of = OutputOf {
         job: job.id,
+        task: job.task(),
         name: &job.name,
         user: &job.owner,
         node,
@@ -158,7 +161,12 @@ fn batch_run(job: &Job, batch: &Batch, node: &NodeName) -> BatchRun {
 /// former.
 pub fn output_files(batch: &Batch, of: OutputOf<'_>) -> (String, String) {
     let Output { stdout, stderr, .. } = &batch.output;
-    let stdout = if stdout.is_empty() { DEFAULT_OUTPUT } else { stdout };
+    let usual = if of.task.is_some() {
+        DEFAULT_ARRAY_OUTPUT
+    } else {
+        DEFAULT_OUTPUT
+    };
+    let stdout = if stdout.is_empty() { usual } else { stdout };
     let (stdout, stderr) = (file_name(stdout, of), file_name(stderr, of));
     let stderr = if stderr == stdout { String::new() } else { stderr };
     (stdout, stderr)
@@ -261,6 +269,14 @@ fn environment(state: &State, job: &Job, placed: &Placed, rank: usize) -> Vec<(S
         put("ENVIRONMENT", "BATCH".to_owned());
         put("SLURM_PROCID", "0".to_owned());
         put("SLURM_LOCALID", "0".to_owned());
+    }
+    if let (Some(of), Some((array, task))) = (&job.array, job.task()) {
+        put("SLURM_ARRAY_JOB_ID", array.to_string());
+        put("SLURM_ARRAY_TASK_ID", task.to_string());
+        put("SLURM_ARRAY_TASK_COUNT", of.shape.count.to_string());
+        put("SLURM_ARRAY_TASK_MIN", of.shape.min.to_string());
+        put("SLURM_ARRAY_TASK_MAX", of.shape.max.to_string());
+        put("SLURM_ARRAY_TASK_STEP", of.shape.step.to_string());
     }
     if !part.gpus.is_empty() {
         put("SLURM_GPUS_ON_NODE", part.gpus.len().to_string());

@@ -243,8 +243,11 @@ impl Copy {
             past_runs: Vec::new(),
             requeue: false,
             batch: None,
+            array: None,
             phase: Phase::Pending,
         };
+        // Tasks of arrays get numbers, too.
+        state.cluster.next_job += 1;
         state
             .sessions
             .insert(session, Arc::new(Session::of_nobody(session, owner, spec, id)));
@@ -254,11 +257,13 @@ impl Copy {
 
     /// Lets jobs end at their deadlines, and patience at its end, until this one has started.
     fn run_until(&mut self, wanted: JobId) -> Option<Start> {
+        let waits = Arc::clone(self.broker.state.jobs.get(&wanted)?);
         for _ in 0..MAX_ENDS {
             self.broker.schedule(self.now);
             self.hasten();
             let state = &self.broker.state;
-            if let Some(placed) = state.jobs.get(&wanted)?.placed() {
+            let started = state.first_of(&waits);
+            if let Some(placed) = started.as_ref().and_then(|job| job.placed()) {
                 return Some(Start {
                     at: placed.started,
                     allocation: placed.allocation.clone(),
@@ -302,6 +307,7 @@ impl Copy {
     /// The same, until nothing waits any more: who starts when.
     fn run_all(&mut self, mut go_on: impl FnMut() -> bool) -> BTreeMap<JobId, Timestamp> {
         let mut starts = BTreeMap::new();
+        let before = self.broker.state.clone();
         for _ in 0..MAX_ENDS {
             if self.broker.state.pending.is_empty() || !go_on() {
                 break;
@@ -312,7 +318,8 @@ impl Copy {
                 if let Change::PutJob(job) = change
                     && let Some(placed) = job.placed()
                 {
-                    starts.entry(job.id).or_insert(placed.started);
+                    let waits = before.waits_in(&job).unwrap_or(job.id);
+                    starts.entry(waits).or_insert(placed.started);
                 }
             }
             if self.advance().is_none() {

@@ -27,6 +27,8 @@ pub enum Aside {
     NoReservation(ReservationName),
     /// Its reservation is not for it any more.
     NotFor(ReservationName),
+    /// So many tasks of its array run, and no more may at once.
+    Throttle(u32),
     /// Its session's former run holds something still.
     Former(JobId),
     /// Another job has not become what it waits for.
@@ -58,6 +60,7 @@ impl State {
             self.deadlines.insert((placed.deadline, job.id));
             self.count_held(&job, placed, true);
         }
+        self.count_in_array(old.as_deref(), &job);
         self.note_submit_key(&job);
         let decay = self.settings.queue.decay();
         self.tallies.change(&self.accounts, old.as_deref(), &job, decay);
@@ -81,7 +84,7 @@ impl State {
         if over(&job) != old.as_deref().is_some_and(over)
             || starts(&job) && !old.as_deref().is_some_and(starts)
         {
-            self.see_to_dependents(job.id);
+            self.see_to_dependents(&job);
         }
     }
 
@@ -89,7 +92,8 @@ impl State {
     fn note_submit_key(&mut self, job: &Job) {
         let key = job.batch.as_ref().map(|batch| &batch.request_key);
         if let Some(key) = key.filter(|key| !key.is_empty()) {
-            self.submit_keys.insert((job.owner.clone(), key.clone()), job.id);
+            self.submit_keys
+                .insert((job.owner.clone(), key.clone()), job.number());
         }
     }
 
@@ -222,6 +226,9 @@ impl State {
         if let Some(outside) = self.outside(job) {
             return Some(outside);
         }
+        if let Some(running) = self.throttled(job) {
+            return Some(Aside::Throttle(running));
+        }
         self.unmet(job).map(|(dependency, never)| {
             if never {
                 Aside::Never(dependency)
@@ -234,13 +241,22 @@ impl State {
     /// A dependency of a job that is not met, and that it will never be.
     fn unmet(&self, job: &Job) -> Option<(Dependency, bool)> {
         let conditions = &job.conditions;
-        let met = |dependency: &Dependency| match self.jobs.get(&dependency.job) {
-            Some(other) => {
-                let started = other.placed().is_some() || !other.past_runs.is_empty();
-                dependency.kind.is_met(other.state(), started)
+        if conditions.is_empty() {
+            return None;
+        }
+        let met = |dependency: &Dependency| {
+            if self.is_by_task(dependency) && job.array.is_some() {
+                // What starts next has what it waits for: of the others it is asked in their turn.
+                return match self.next_task(job) {
+                    Some(_) => Some(true),
+                    None => (!self.never_by_task(job, dependency)).then_some(false),
+                };
             }
-            // Records are kept; one that is gone was over long ago.
-            None => Some(true),
+            match self.outcome(dependency, None) {
+                Some((state, started)) => dependency.kind.is_met(state, started),
+                // Records are kept; one that is gone was over long ago.
+                None => Some(true),
+            }
         };
         if conditions.singleton {
             let mut earlier = self.live_before(job);
@@ -248,6 +264,7 @@ impl State {
                 let dependency = Dependency {
                     kind: DependencyKind::AfterAny,
                     job: other,
+                    task: None,
                 };
                 return Some((dependency, false));
             }
@@ -271,19 +288,20 @@ impl State {
         let live = waiting.chain(running).filter(move |id| *id < job.id);
         live.filter(move |id| {
             let other = self.jobs.get(id);
-            other.is_some_and(|other| other.name == job.name && other.owner == job.owner)
+            other.is_some_and(|other| {
+                other.name == job.name && other.owner == job.owner && other.number() != job.number()
+            })
         })
     }
 
     /// Jobs that wait for one may start when it is over, and only then.
-    fn see_to_dependents(&mut self, former: JobId) {
+    fn see_to_dependents(&mut self, former: &Job) {
         // Whoever waits for all of a name is told of each that ends; the others wait for the first of them.
-        let name = self.jobs.get(&former).map(|job| name_of(job));
-        let same = name.and_then(|name| self.singletons.get(&name)?.get_min().copied());
-        if let Some(id) = same {
+        let same = self.singletons.get(&name_of(former));
+        if let Some(id) = same.and_then(|same| same.get_min().copied()) {
             self.look_again(id);
         }
-        for id in self.dependents.get(&former).cloned().unwrap_or_default() {
+        for id in self.dependents.get(&former.number()).cloned().unwrap_or_default() {
             self.look_again(id);
         }
     }

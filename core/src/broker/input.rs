@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::edit::Edit;
+use crate::model::array::{ArraySpec, JobRef};
 use crate::model::audit::{AuditRecord, Origin};
 use crate::model::batch::{Output, Place};
 use crate::model::ids::{BadName, JobId, JobKey, NodeName, SessionId, SessionName, UserName};
@@ -120,6 +121,8 @@ pub struct SubmitJob {
     pub requeue: bool,
     /// When it may start.
     pub start: StartWish,
+    /// The tasks of an array; none: it is one job.
+    pub array: Option<ArraySpec>,
     /// A repeated request with one key has one effect; empty: not repeated.
     pub request_key: String,
 }
@@ -152,12 +155,12 @@ pub enum Input {
     OpenSession(Caller, OpenSession),
     /// Queue a batch job.
     SubmitJob(Caller, Box<SubmitJob>),
-    /// End what runs of a batch job, and queue it again.
-    RequeueJob(Caller, JobId),
-    /// End a batch job, waiting or not.
-    CancelJob(Caller, JobId),
-    /// Change a job that waits.
-    UpdateJob(Caller, JobId, JobUpdate),
+    /// End what runs of a batch job, or of an array, and queue it again.
+    RequeueJob(Caller, JobRef),
+    /// End a batch job, an array or tasks of one, waiting or not.
+    CancelJob(Caller, JobRef),
+    /// Change a job that waits, or what waits of an array.
+    UpdateJob(Caller, JobRef, JobUpdate),
     /// Move a live job's deadline.
     ExtendSession(Caller, SessionRef, Duration),
     /// End a session's live job, if it is this one.

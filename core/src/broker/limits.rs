@@ -281,6 +281,22 @@ impl State {
         refused.map_or(Ok(()), |reached| Err(refusal(&reached)))
     }
 
+    /// Refuses so many jobs at once, if a limit of those that wait or run does not leave room for them.
+    pub(super) fn must_have_room_for(&self, user: &UserName, terms: &Terms, jobs: u32) -> Result<(), Reject> {
+        let refused = self.first_limit(user, terms, |holder, limits| {
+            let held = self.tallies.of(&holder).submitted;
+            let most = limits.submitted?;
+            (held.saturating_add(jobs) > most).then(|| Reached {
+                holder,
+                limit: Limit::Submitted,
+                held: held.into(),
+                most: most.into(),
+                wanted: jobs.into(),
+            })
+        });
+        refused.map_or(Ok(()), |reached| Err(refusal(&reached)))
+    }
+
     /// Which limit keeps a pending job from starting now.
     pub(super) fn kept_by_limit(&self, job: &Job, now: Timestamp) -> Option<Reached> {
         let decay = self.settings.queue.decay();
@@ -428,11 +444,18 @@ fn refusal(reached: &Reached) -> Reject {
             ),
         )
         .hint("ask for less time (--time)"),
-        Limit::Submitted => Reject::new(
-            RejectKind::Exhausted,
-            format!("{holder} has {held} jobs that wait or run, and may have {most}"),
-        )
-        .hint("try again when some have ended"),
+        Limit::Submitted => {
+            let more = if *wanted > 1 {
+                format!("; each of these {wanted} tasks counts as one")
+            } else {
+                String::new()
+            };
+            Reject::new(
+                RejectKind::Exhausted,
+                format!("{holder} has {held} jobs that wait or run, and may have {most}{more}"),
+            )
+            .hint("try again when some have ended")
+        }
         Limit::Running | Limit::GpuMinutes => {
             Reject::new(RejectKind::Denied, format!("{holder} may run no jobs here"))
                 .hint("administrators set limits")

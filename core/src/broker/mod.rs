@@ -5,6 +5,7 @@
 //! the state and harmless when repeated; there is no outbox. [`State`] is a
 //! persistent structure: cloning it is cheap, and a clone is a snapshot for readers.
 
+mod arrays;
 mod audit;
 mod backfill;
 mod change;
@@ -41,6 +42,7 @@ mod view;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+pub use arrays::{Array, Named};
 pub use backfill::Promise;
 pub use change::{Change, ClusterRecord};
 pub use check::{Violation, check};

@@ -78,9 +78,10 @@ fn aside(state: &State, job: &Job) -> String {
         Some(Aside::Reservation(name, begins)) => format!("Reservation: {name} begins {}", begins.utc()),
         Some(Aside::NoReservation(name)) => format!("ReservationDeleted: {name}"),
         Some(Aside::NotFor(name)) => format!("ReservationInvalid: {name}"),
+        Some(Aside::Throttle(_)) => "JobArrayTaskLimit".to_owned(),
         Some(Aside::Former(former)) => format!("Dependency: job {former}"),
-        Some(Aside::Dependency(on)) => format!("Dependency: job {}", on.job),
-        Some(Aside::Never(on)) => format!("DependencyNeverSatisfied: job {}", on.job),
+        Some(Aside::Dependency(on)) => format!("Dependency: job {}", on.on()),
+        Some(Aside::Never(on)) => format!("DependencyNeverSatisfied: job {}", on.on()),
         None => "None".to_owned(),
     }
 }

@@ -34,6 +34,8 @@ const HEADROOM_AGE: Duration = Duration::from_mins(10);
 enum Next {
     /// The next one of its class is looked at.
     Job,
+    /// It is an array of which a task has started: it is looked at again.
+    Task,
     /// A limit keeps it from starting: it is no other with the rest of its class.
     Class,
     /// It waits, and so do all in its line.
@@ -121,6 +123,10 @@ impl Broker {
                     waiting.insert(spot.line);
                     continue;
                 }
+                Next::Task => {
+                    next.push(Reverse(spot));
+                    continue;
+                }
                 Next::Class => false,
                 Next::Job => true,
             };
@@ -197,7 +203,12 @@ impl Broker {
             let made = made.map(|(_, promise)| Arc::clone(promise)).collect();
             let books = Books::with(&self.state, now, job, made);
             let mut pass = Pass::new(now, books, OrdMap::new());
-            self.look(&mut pass, id, number);
+            // Of an array as many tasks as may.
+            while let Look::Started = self.look(&mut pass, id, number) {
+                if self.state.pending.class_of(id).is_none() {
+                    break;
+                }
+            }
         }
         let job = self.state.jobs.get(&id);
         let preempts = job.is_some_and(|job| self.state.may_preempt(job)) && self.state.has_yielding();
@@ -304,6 +315,7 @@ impl Broker {
             self.state.pending.set_why(number, None);
         }
         let job = match self.look(pass, id, number) {
+            Look::Started if self.state.pending.class_of(id).is_some() => return Next::Task,
             // Its equals may start where it did.
             Look::Started => return Next::Job,
             Look::Limited => return Next::Class,
@@ -369,8 +381,9 @@ impl Broker {
             .unwrap_or_default()
     }
 
-    /// Gives a job what it starts on. The nodes.
+    /// Gives a job, or the next task of an array, what it starts on. The nodes.
     fn give(&mut self, now: Timestamp, job: &Job, allocation: Allocation) -> Vec<NodeName> {
+        let job = &self.start_of_array(job);
         self.state.next_generation = self.state.next_generation.next();
         let nodes: Vec<NodeName> = allocation.nodes.iter().map(|part| part.node.clone()).collect();
         let charges = self.state.charges(&job.terms.qos, &allocation);

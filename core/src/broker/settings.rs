@@ -137,6 +137,8 @@ pub struct QueueSettings {
     pub gpu_weights: Vec<(String, u32)>,
     /// What a hardware thread of a job without GPUs counts as, thousandths of a GPU.
     pub cpu_weight: u32,
+    /// Indices of arrays are below this, as with Slurm's `MaxArraySize`.
+    pub max_array_size: u32,
     /// Pending jobs that are promised a start, which nobody behind them can make later.
     pub promises: u32,
     /// Jobs run on somebody's account only: who is in none has no place to run them.
@@ -223,6 +225,7 @@ impl Default for QueueSettings {
             usage_period: Duration::from_hours(30 * 24),
             gpu_weights: Vec::new(),
             cpu_weight: 20,
+            max_array_size: 100_001,
             promises: 32,
             accounts_required: false,
             preemption: PreemptionSettings::default(),

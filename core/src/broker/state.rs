@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use imbl::{OrdMap, OrdSet};
 
+use super::arrays::Array;
 use super::backfill::Promise;
 use super::change::{Change, ClusterRecord};
 use super::headroom::ByModel;
@@ -12,6 +13,7 @@ use super::idle::IdleEnd;
 use super::settings::Settings;
 use super::usage::NodeUsage;
 use crate::model::account::Person;
+use crate::model::batch::Batch;
 use crate::model::ids::{
     ClusterId, Generation, Incarnation, JobId, JobKey, NodeName, PartitionName, QosName, ReservationName,
     SessionId, SessionName, UserName,
@@ -76,6 +78,8 @@ pub struct State {
     /// Reservations that are not over.
     pub reservations: OrdMap<ReservationName, Arc<Reservation>>,
 
+    /// Arrays, with what their jobs make of them.
+    pub arrays: OrdMap<JobId, Arc<Array>>,
     /// API tokens by hash.
     pub token_hashes: OrdMap<[u8; 32], Arc<str>>,
     /// Sessions by owner and name.
@@ -186,6 +190,21 @@ impl NodeLink {
     }
 }
 
+/// Jobs of one array hold one text of what they run, as they did before they were kept.
+fn shared(jobs: BTreeMap<JobId, Arc<Job>>) -> impl Iterator<Item = Arc<Job>> {
+    let mut of_arrays: BTreeMap<JobId, Arc<Batch>> = BTreeMap::new();
+    jobs.into_values().map(move |mut job| {
+        if let (Some(part), Some(batch)) = (&job.array, &job.batch) {
+            let known = of_arrays.entry(part.array).or_insert_with(|| Arc::clone(batch));
+            if !Arc::ptr_eq(known, batch) && known == batch {
+                let known = Arc::clone(known);
+                Arc::make_mut(&mut job).batch = Some(known);
+            }
+        }
+        job
+    })
+}
+
 impl State {
     pub(super) fn start(
         settings: Settings,
@@ -221,6 +240,7 @@ impl State {
             qos: OrdMap::new(),
             partitions: OrdMap::new(),
             reservations: OrdMap::new(),
+            arrays: OrdMap::new(),
             token_hashes: OrdMap::new(),
             session_names: OrdMap::new(),
             request_keys: OrdMap::new(),
@@ -255,6 +275,7 @@ impl State {
         state.hosts.keep(state.settings.reserve);
         // Jobs are counted on accounts, and say what they ask for through their sessions: they come last.
         let mut jobs: BTreeMap<JobId, Arc<Job>> = BTreeMap::new();
+        let mut arrays = BTreeMap::new();
         for record in records {
             match record {
                 Change::PutJob(job) => {
@@ -262,6 +283,12 @@ impl State {
                 }
                 Change::ForgetJob(job) => {
                     jobs.remove(&job.id);
+                }
+                Change::PutArray(array) => {
+                    arrays.insert(array.id, array);
+                }
+                Change::ForgetArray(array) => {
+                    arrays.remove(&array.id);
                 }
                 other => state.apply(other),
             }
@@ -273,9 +300,14 @@ impl State {
         for past in state.past_use.values() {
             state.tallies.count_past(&state.accounts, past, decay);
         }
-        for job in jobs.into_values() {
+        arrays.into_values().for_each(|array| state.insert_array(array));
+        for job in shared(jobs) {
             state.insert_job(job);
         }
+        // What jobs wait for may have been read after them.
+        let dependents = state.dependents.values().flatten().copied();
+        let dependents: std::collections::BTreeSet<JobId> = dependents.collect();
+        dependents.into_iter().for_each(|id| state.look_again(id));
         let lately = state.jobs.values().rev().take(MAX_REMEMBERED);
         let mut lately: Vec<Arc<Job>> = lately.cloned().collect();
         lately.reverse();
@@ -335,7 +367,9 @@ impl State {
             Change::PutPastDemand(model, demand) => {
                 self.past_demand.insert(model, demand);
             }
-            Change::PutJob(_) | Change::ForgetJob(_) => unreachable!("jobs come last"),
+            Change::PutJob(_) | Change::ForgetJob(_) | Change::PutArray(_) | Change::ForgetArray(_) => {
+                unreachable!("jobs and their arrays come last")
+            }
             Change::PutRemoval(node, session) => {
                 self.removals.insert((node, session), ());
             }

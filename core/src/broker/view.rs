@@ -98,15 +98,18 @@ fn pending_reason(state: &State, job: &Job) -> String {
                 job.owner, job.terms.account
             );
         }
+        Some(Aside::Throttle(running)) => {
+            return format!("JobArrayTaskLimit: {running} tasks of the array run, and no more may at once");
+        }
         Some(Aside::Dependency(on)) => {
-            return format!("Dependency: it waits for job {} ({})", on.job, on.kind.name());
+            return format!("Dependency: it waits for job {} ({})", on.on(), on.kind.name());
         }
         Some(Aside::Never(on)) => {
-            let other = state.jobs.get(&on.job);
-            let became = other.map_or("gone", |other| other.state().name());
+            let other = state.outcome(&on, job.array.as_ref().and_then(|part| part.tasks.first()));
+            let became = other.map_or("gone", |(other, _)| other.name());
             return format!(
                 "DependencyNeverSatisfied: it waits for job {} ({}), which is {became}",
-                on.job,
+                on.on(),
                 on.kind.name()
             );
         }

@@ -9,6 +9,8 @@ use super::session::ContainerOptions;
 
 /// Where a job's output goes when nothing else is asked for, in its working directory.
 pub const DEFAULT_OUTPUT: &str = "carrel-%j.out";
+/// The same of a task of an array.
+pub const DEFAULT_ARRAY_OUTPUT: &str = "carrel-%A_%a.out";
 /// What Slurm writes for the array index of a job that is in no array (`NO_VAL`).
 const NO_INDEX: u32 = 4_294_967_294;
 /// Widest number that a pattern may ask for, as in Slurm.
@@ -82,8 +84,10 @@ pub struct BatchRun {
 /// What the patterns in a file's name stand for.
 #[derive(Clone, Copy, Debug)]
 pub struct OutputOf<'a> {
-    /// `%j`, `%A`
+    /// `%j`, and `%A` of what is in no array.
     pub job: JobId,
+    /// The array, `%A`, and the task's index, `%a`; none: it is in none.
+    pub task: Option<(JobId, u32)>,
     /// `%x`
     pub name: &'a str,
     /// `%u`
@@ -99,6 +103,7 @@ pub fn file_name(pattern: &str, of: OutputOf<'_>) -> String {
     if pattern.contains('\\') {
         return pattern.replace('\\', "");
     }
+    let index = of.task.map_or(NO_INDEX, |(_, index)| index);
     let mut name = String::with_capacity(pattern.len() + 16);
     let mut rest = pattern;
     while let Some(at) = rest.find('%') {
@@ -110,11 +115,12 @@ pub fn file_name(pattern: &str, of: OutputOf<'_>) -> String {
         let letter = after[digits..].chars().next();
         let filled = match letter {
             Some('%') if digits == 0 => Some("%".to_owned()),
-            Some('j' | 'A') => Some(number(of.job.0)),
+            Some('j') => Some(number(of.job.0)),
+            Some('A') => Some(number(of.task.map_or(of.job, |(array, _)| array).0)),
             Some('J') => Some(format!("{}.batch", of.job)),
             Some('s') => Some("batch".to_owned()),
-            Some('a') => Some(number(u64::from(NO_INDEX))),
-            Some('b') => Some(number(u64::from(NO_INDEX % 10))),
+            Some('a') => Some(number(u64::from(index))),
+            Some('b') => Some(number(u64::from(index % 10))),
             Some('n' | 't') => Some(number(0)),
             Some('N') => Some(short(of.node).to_owned()),
             Some('u') => Some(of.user.to_string()),
@@ -148,6 +154,7 @@ mod tests {
         let node: NodeName = "n7.example.org".parse().expect("a name");
         let of = OutputOf {
             job: JobId(42),
+            task: None,
             name: "train",
             user: &user,
             node: &node,
@@ -167,6 +174,16 @@ mod tests {
             ("", ""),
         ] {
             assert_eq!(file_name(pattern, of), name, "{pattern}");
+        }
+        let task = OutputOf {
+            task: Some((JobId(40), 13)),
+            ..of
+        };
+        for (pattern, name) in [
+            (DEFAULT_ARRAY_OUTPUT, "carrel-40_13.out"),
+            ("%j/%4A.%4a.%b", "42/0040.0013.3"),
+        ] {
+            assert_eq!(file_name(pattern, task), name, "{pattern}");
         }
     }
 }

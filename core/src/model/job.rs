@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::activity::{Metered, Used};
+use super::array::ArrayPart;
 use super::batch::Batch;
 use super::cpus::Binding;
 use super::ids::{Generation, JobId, JobKey, SessionId, UserName};
@@ -301,11 +302,38 @@ pub struct Job {
     /// What it runs, if it is a batch job.
     #[serde(default)]
     pub batch: Option<Arc<Batch>>,
+    /// Its part in an array, if it has one.
+    #[serde(default)]
+    pub array: Option<Arc<ArrayPart>>,
     /// Where it is in its life.
     pub phase: Phase,
 }
 
 impl Job {
+    /// What people call it: "12", "12_3", "12_[3-7,9]".
+    pub fn label(&self) -> String {
+        self.array
+            .as_ref()
+            .map_or_else(|| self.id.to_string(), |part| part.label())
+    }
+
+    /// How many jobs it counts as: one, or the tasks of an array that wait in it.
+    pub fn count(&self) -> u32 {
+        let tasks = self.array.as_ref().map_or(1, |part| part.tasks.len());
+        u32::try_from(tasks).unwrap_or(u32::MAX)
+    }
+
+    /// The array that it is a part of, and which task it is.
+    pub fn task(&self) -> Option<(JobId, u32)> {
+        let part = self.array.as_ref()?;
+        part.task().map(|task| (part.array, task))
+    }
+
+    /// The number of its array, or its own.
+    pub fn number(&self) -> JobId {
+        self.array.as_ref().map_or(self.id, |part| part.array)
+    }
+
     /// Slurm's state of it.
     pub fn state(&self) -> JobState {
         match &self.phase {

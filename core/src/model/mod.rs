@@ -2,6 +2,7 @@
 
 pub mod account;
 pub mod activity;
+pub mod array;
 pub mod audit;
 pub mod batch;
 pub mod constraints;
@@ -12,6 +13,7 @@ pub mod gpu;
 pub mod gpu_unit;
 pub mod host_list;
 pub mod ids;
+pub mod indices;
 pub mod job;
 pub mod node;
 pub mod partition;

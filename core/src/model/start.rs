@@ -24,11 +24,19 @@ pub enum DependencyKind {
     AfterOk,
     /// It is over, and failed.
     AfterNotOk,
+    /// Of an array: the task of the same index is over, with exit code 0; of another job as [`Self::AfterOk`].
+    AfterCorr,
 }
 
 impl DependencyKind {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::After, Self::AfterAny, Self::AfterOk, Self::AfterNotOk];
+    pub const ALL: [Self; 5] = [
+        Self::After,
+        Self::AfterAny,
+        Self::AfterOk,
+        Self::AfterNotOk,
+        Self::AfterCorr,
+    ];
 
     /// Slurm's name.
     pub const fn name(self) -> &'static str {
@@ -37,6 +45,7 @@ impl DependencyKind {
             Self::AfterAny => "afterany",
             Self::AfterOk => "afterok",
             Self::AfterNotOk => "afternotok",
+            Self::AfterCorr => "aftercorr",
         }
     }
 
@@ -45,9 +54,11 @@ impl DependencyKind {
         match self {
             Self::After => Some(has_started || state.is_final()),
             Self::AfterAny => Some(state.is_final()),
-            Self::AfterOk if state.is_final() => (state == JobState::Completed).then_some(true),
+            Self::AfterOk | Self::AfterCorr if state.is_final() => {
+                (state == JobState::Completed).then_some(true)
+            }
             Self::AfterNotOk if state.is_final() => (state != JobState::Completed).then_some(true),
-            Self::AfterOk | Self::AfterNotOk => Some(false),
+            Self::AfterOk | Self::AfterNotOk | Self::AfterCorr => Some(false),
         }
     }
 }
@@ -57,13 +68,26 @@ impl DependencyKind {
 pub struct Dependency {
     /// What has to have become of it.
     pub kind: DependencyKind,
-    /// The job.
+    /// The job, or the array.
     pub job: JobId,
+    /// The task of the array; none: all of it.
+    #[serde(default)]
+    pub task: Option<u32>,
+}
+
+impl Dependency {
+    /// The job as people call it: "12", "12_3".
+    pub fn on(&self) -> String {
+        match self.task {
+            Some(task) => format!("{}_{task}", self.job),
+            None => self.job.to_string(),
+        }
+    }
 }
 
 impl fmt::Display for Dependency {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.kind.name(), self.job)
+        write!(f, "{}:{}", self.kind.name(), self.on())
     }
 }
 
@@ -84,8 +108,11 @@ impl Conditions {
     ///
     /// # Errors
     /// This dependency will never be met.
-    pub fn settle(mut self, over: impl Fn(JobId) -> Option<(JobState, bool)>) -> Result<Self, Dependency> {
-        let met = |one: &Dependency| over(one.job).map(|(state, started)| one.kind.is_met(state, started));
+    pub fn settle(
+        mut self,
+        over: impl Fn(&Dependency) -> Option<(JobState, bool)>,
+    ) -> Result<Self, Dependency> {
+        let met = |one: &Dependency| over(one).map(|(state, started)| one.kind.is_met(state, started));
         let decided =
             |one: &Dependency, as_wished: bool| met(one).is_some_and(|met| met.is_some() == as_wished);
         if self.any && self.dependencies.iter().any(|one| decided(one, true)) {
@@ -127,8 +154,8 @@ mod tests {
     use super::*;
 
     /// Job 1 is completed, job 2 failed, job 3 is not over.
-    fn over(job: JobId) -> Option<(JobState, bool)> {
-        match job.0 {
+    fn over(on: &Dependency) -> Option<(JobState, bool)> {
+        match on.job.0 {
             1 => Some((JobState::Completed, true)),
             2 => Some((JobState::Failed, true)),
             _ => None,
@@ -139,6 +166,7 @@ mod tests {
         let dependency = |(kind, job): &(DependencyKind, u64)| Dependency {
             kind: *kind,
             job: JobId(*job),
+            task: None,
         };
         let conditions = Conditions {
             dependencies: dependencies.iter().map(dependency).collect(),

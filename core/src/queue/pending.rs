@@ -282,7 +282,7 @@ impl Pending {
     /// new first comes in its place.
     pub fn after(&self, spot: &Spot, with_class: bool) -> impl Iterator<Item = Spot> {
         let (.., since, job) = spot.place;
-        let moved = spot.first && !self.contains(job);
+        let moved = spot.first && self.class_of(job).is_none();
         let same = with_class && !moved;
         let next = same.then(|| self.next_of_class(spot.class, since, job)).flatten();
         let next = next.map(|place| Spot {
@@ -304,7 +304,7 @@ impl Pending {
         (other == number).then(|| self.place(class, since, job))
     }
 
-    /// Puts a job into its class, made by `key` from its line's number; `rest` is what of its priority is not age.
+    /// Puts a job into its class, if it is not there; its key is made by `key` from its line's number; `rest` is what of its priority is not age.
     pub fn insert(
         &mut self,
         job: JobId,
@@ -313,7 +313,6 @@ impl Pending {
         since: Timestamp,
         rest: i64,
     ) {
-        self.remove(job);
         let line = Hashed::of(line);
         let line = match self.line_numbers.get(&line) {
             Some(number) => *number,
@@ -324,10 +323,16 @@ impl Pending {
             Some(number) => *number,
             None => self.add_class(key, rest),
         };
+        let old = self.jobs.insert(job, Some((number, since))).flatten();
+        if old == Some((number, since)) {
+            return;
+        }
         self.move_head(number, |pending| {
             pending.members.insert((number, since, job));
         });
-        self.jobs.insert(job, Some((number, since)));
+        if let Some((number, since)) = old {
+            self.take_out(job, number, since);
+        }
     }
 
     fn add_line(&mut self, hashed: Hashed) -> u32 {
@@ -381,9 +386,13 @@ impl Pending {
 
     /// Takes a job out.
     pub fn remove(&mut self, job: JobId) {
-        let Some(Some((number, since))) = self.jobs.remove(&job) else {
-            return;
-        };
+        if let Some(Some((number, since))) = self.jobs.remove(&job) {
+            self.take_out(job, number, since);
+        }
+    }
+
+    /// Takes a job out of a class, which is no more without it if it was the last.
+    fn take_out(&mut self, job: JobId, number: u32, since: Timestamp) {
         self.move_head(number, |pending| {
             pending.members.remove(&(number, since, job));
         });

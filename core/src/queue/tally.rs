@@ -126,7 +126,7 @@ pub(super) fn runs(job: &Job) -> Vec<Run> {
 /// GPUs, running jobs and jobs that a job counts as.
 fn counted(job: &Job) -> (u64, u32, u32) {
     match &job.phase {
-        Phase::Pending => (0, 0, 1),
+        Phase::Pending => (0, 0, job.count()),
         Phase::Placed(placed) => (placed.allocation.gpu_milli(), 1, 1),
         Phase::Ended { .. } => (0, 0, 0),
     }

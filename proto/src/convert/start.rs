@@ -16,6 +16,7 @@ impl From<DependencyKind> for v1::DependencyKind {
             DependencyKind::AfterAny => Self::AfterAny,
             DependencyKind::AfterOk => Self::AfterOk,
             DependencyKind::AfterNotOk => Self::AfterNotOk,
+            DependencyKind::AfterCorr => Self::AfterCorr,
         }
     }
 }
@@ -29,6 +30,7 @@ impl TryFrom<v1::Dependency> for Dependency {
             v1::DependencyKind::AfterAny => DependencyKind::AfterAny,
             v1::DependencyKind::AfterOk => DependencyKind::AfterOk,
             v1::DependencyKind::AfterNotOk => DependencyKind::AfterNotOk,
+            v1::DependencyKind::AfterCorr => DependencyKind::AfterCorr,
             v1::DependencyKind::Unspecified => {
                 return Err(ConvertError::Unknown {
                     field: "dependency.kind",
@@ -39,6 +41,7 @@ impl TryFrom<v1::Dependency> for Dependency {
         Ok(Self {
             kind,
             job: JobId(dependency.job),
+            task: dependency.task,
         })
     }
 }
@@ -48,6 +51,7 @@ impl From<&Conditions> for v1::Conditions {
         let dependencies = conditions.dependencies.iter().map(|one| v1::Dependency {
             kind: v1::DependencyKind::from(one.kind).into(),
             job: one.job.0,
+            task: one.task,
         });
         Self {
             dependencies: dependencies.collect(),

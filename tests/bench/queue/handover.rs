@@ -64,7 +64,10 @@ fn measure(stage: &Stage, pending: u64, rounds: u64, seed: u64) -> anyhow::Resul
         let cancelled = TimeOfDay::now();
         stage
             .runtime
-            .block_on(api.cancel_job(GetJobRequest { id }))
+            .block_on(api.cancel_job(GetJobRequest {
+                id,
+                ..GetJobRequest::default()
+            }))
             .context("cancelling")?;
         let free = log.next("the cancelled job is released", |event| {
             event.what == What::Released && event.job == id

@@ -316,7 +316,13 @@ pub async fn close(api: &mut Api, session: &v1::Session) -> anyhow::Result<()> {
 
 /// A job as it is; none: the broker has no such job.
 pub async fn get(api: &mut Api, id: u64) -> anyhow::Result<Option<v1::Job>> {
-    match api.get_job(GetJobRequest { id }).await {
+    match api
+        .get_job(GetJobRequest {
+            id,
+            ..GetJobRequest::default()
+        })
+        .await
+    {
         Ok(job) => Ok(Some(job.into_inner())),
         Err(status) if status.code() == tonic::Code::NotFound => Ok(None),
         Err(status) => Err(status.into()),

@@ -111,7 +111,7 @@ impl World {
             .collect();
         for (id, owner, key) in live {
             self.wished.extend(key);
-            self.input(Input::CancelJob(caller(&owner), id));
+            self.input(Input::CancelJob(caller(&owner), id.into()));
         }
     }
 

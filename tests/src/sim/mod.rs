@@ -7,6 +7,7 @@
 //! checked after every step. The same seed gives the same world, byte for byte.
 //! [`Mutant`]s are bugs that it must notice.
 
+mod arrays;
 mod calm;
 mod clock;
 mod count;

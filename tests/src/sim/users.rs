@@ -46,6 +46,8 @@ impl World {
     pub(super) fn submit(&mut self) {
         let (caller, request) = self.new_request();
         self.know_users();
+        self.perhaps_tasks();
+        let array = self.perhaps_an_array();
         let request = SubmitJob {
             name: "train".to_owned(),
             spec: request.spec.expect("it says what it is to be"),
@@ -56,6 +58,7 @@ impl World {
             request_key: String::new(),
             requeue: self.rng.one_in(2),
             start: StartWish::default(),
+            array,
         };
         if let Some(Ok(Reply::Job(job))) = self.input(Input::SubmitJob(caller, Box::new(request))) {
             self.note(format!("batch job {job} is submitted"));

@@ -16,6 +16,7 @@ use carrel_core::model::qos::{Preemption, Qos};
 use carrel_core::model::time::Timestamp;
 use carrel_core::model::user::{NodeToken, Role, User};
 
+use super::arrays;
 use super::clock::BrokerClock;
 use super::count::Counts;
 use super::fabric::Wires;
@@ -138,6 +139,8 @@ pub(super) struct World {
     /// The store is another one than before: its jobs have not come to their states just now.
     pub(super) other_store: bool,
     pub(super) counts: Counts,
+    /// Chance for arrays, in worlds that have them.
+    pub(super) arrays: Option<Rng>,
     log: Vec<String>,
     pub(super) next_event: u64,
     events: u64,
@@ -317,6 +320,7 @@ impl World {
             states: BTreeMap::new(),
             other_store: false,
             counts: Counts::default(),
+            arrays: arrays::chance(seed),
             log: Vec::new(),
             next_event: now + 1_000,
             events: EVENTS,

@@ -145,6 +145,7 @@ impl Broker {
                 past_runs: Vec::new(),
                 requeue: false,
                 batch: None,
+                array: None,
                 phase: Phase::Pending,
             })
         };

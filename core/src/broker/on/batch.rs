@@ -3,11 +3,14 @@
 use std::sync::Arc;
 
 use crate::broker::input::{Caller, SubmitJob};
-use crate::broker::{Broker, Call, Reject, RejectKind, Reply};
+use crate::broker::{Broker, Call, Named, Reject, RejectKind, Reply, State};
+use crate::model::array::{ArrayPart, ArrayRecord, ArraySpec, JobRef, MAX_RANGES, Shape};
 use crate::model::audit::Action;
 use crate::model::batch::{Batch, Output, Place};
-use crate::model::ids::JobId;
-use crate::model::job::{Ending, Hold, Job, JobKind, JobState, Phase};
+use crate::model::indices::IndexSet;
+use crate::model::job::{Ending, Hold, Job, JobKind, JobState, Phase, Placed};
+use crate::model::start::Conditions;
+use crate::model::terms::Terms;
 use crate::model::time::Timestamp;
 
 /// Arguments of a command, and bytes of them: they are kept with the job.
@@ -30,7 +33,7 @@ impl Broker {
         caller.must(Call::SubmitJob)?;
         let key = (caller.user.clone(), request.request_key.clone());
         if let Some(id) = self.state.submit_keys.get(&key)
-            && self.state.jobs.contains_key(id)
+            && (self.state.jobs.contains_key(id) || self.state.arrays.contains_key(id))
         {
             return Ok(Reply::Job(*id));
         }
@@ -38,8 +41,30 @@ impl Broker {
         let terms = self.state.terms(&caller.user, caller.role, &request.spec.terms)?;
         let spec = self.state.complete(request.spec, &terms)?;
         self.state.must_be_acceptable(&caller.user, &spec, &terms)?;
-        let start = request.start;
+        let mut start = request.start;
+        let named = start.conditions.dependencies.iter();
+        start.conditions.dependencies = named.map(|on| self.state.by_array(*on)).collect();
+        if let Some(array) = &request.array {
+            self.state
+                .must_be_an_array(caller, &terms, array, &start.conditions)?;
+        }
         let id = self.next_job_id(&start)?;
+        let array = request.array.map(|spec| {
+            let shape = Shape::of(&spec.tasks);
+            self.put_array(ArrayRecord {
+                id,
+                tasks: spec.tasks.clone(),
+                completed: IndexSet::default(),
+                failed: IndexSet::default(),
+                exit_code: 0,
+            });
+            Arc::new(ArrayPart {
+                array: id,
+                tasks: spec.tasks,
+                throttle: spec.throttle,
+                shape,
+            })
+        });
         let job = Job {
             id,
             name: request.name,
@@ -68,6 +93,7 @@ impl Broker {
                 submitted_from: request.submitted_from,
                 request_key: request.request_key,
             })),
+            array,
             phase: Phase::Pending,
         };
         self.queue_new(now, job);
@@ -79,30 +105,32 @@ impl Broker {
         &mut self,
         now: Timestamp,
         caller: &Caller,
-        id: JobId,
+        name: &JobRef,
     ) -> Result<Reply, Reject> {
-        let job = self.batch_job(caller, Call::RequeueJob, id)?;
-        let foreign = job.owner != caller.user;
-        let wrong = |message: String| Reject::new(RejectKind::WrongState, message);
-        match job.placed() {
-            Some(placed) if placed.comes_again() => return Ok(Reply::Done),
-            Some(placed) if placed.ending.is_none() => {}
-            Some(_) | None => {
-                return Err(
-                    wrong(format!("job {id} does not run: it is {}", job.state().name()))
-                        .hint("only what runs can be queued again"),
-                );
+        let jobs = self.batch_jobs(caller, Call::RequeueJob, name)?;
+        let runs = |job: &&Arc<Job>| job.placed().is_some_and(|placed| placed.ending.is_none());
+        let again = |job: &Arc<Job>| job.placed().is_some_and(Placed::comes_again);
+        let running: Vec<Arc<Job>> = jobs.iter().filter(runs).cloned().collect();
+        if running.is_empty() {
+            if jobs.iter().any(again) {
+                return Ok(Reply::Done);
             }
+            let state = jobs.last().map_or("over", |job| job.state().name());
+            return Err(Reject::new(
+                RejectKind::WrongState,
+                format!("job {name} does not run: it is {state}"),
+            )
+            .hint("only what runs can be queued again"));
         }
-        let ending = Ending {
-            state: JobState::Cancelled,
-            reason: format!("queued again by {}", caller.user),
-            exit_code: None,
-        };
-        if foreign {
-            self.audit(caller, Action::JobUpdate, format!("job {id}"), "queued again");
+        self.audit_foreign(caller, &running, name, "queued again");
+        for job in running {
+            let ending = Ending {
+                state: JobState::Cancelled,
+                reason: format!("queued again by {}", caller.user),
+                exit_code: None,
+            };
+            self.begin_end(now, job.id, ending, true, None);
         }
-        self.begin_end(now, id, ending, true, None);
         Ok(Reply::Done)
     }
 
@@ -111,42 +139,106 @@ impl Broker {
         &mut self,
         now: Timestamp,
         caller: &Caller,
-        id: JobId,
+        name: &JobRef,
     ) -> Result<Reply, Reject> {
-        let job = self.batch_job(caller, Call::CancelJob, id)?;
-        if job.state().is_final() {
-            return Ok(Reply::Done);
+        let jobs = self.batch_jobs(caller, Call::CancelJob, name)?;
+        let live = jobs.into_iter().filter(|job| !job.state().is_final());
+        let live: Vec<Arc<Job>> = live.collect();
+        self.audit_foreign(caller, &live, name, "cancelled");
+        let tasks = self.state.tasks_of(name);
+        for job in live {
+            let job = match &tasks {
+                Some(tasks) => self.set_apart(&job, tasks),
+                None => job,
+            };
+            let ending = Ending {
+                state: JobState::Cancelled,
+                reason: format!("cancelled by {}", caller.user),
+                exit_code: None,
+            };
+            self.end_for_good(now, job.id, ending);
         }
-        if job.owner != caller.user {
-            self.audit(caller, Action::JobUpdate, format!("job {id}"), "cancelled");
-        }
-        let ending = Ending {
-            state: JobState::Cancelled,
-            reason: format!("cancelled by {}", caller.user),
-            exit_code: None,
-        };
-        self.end_for_good(now, id, ending);
         Ok(Reply::Done)
     }
 
-    /// A batch job that is the caller's to change.
-    fn batch_job(&self, caller: &Caller, call: Call, id: JobId) -> Result<Arc<Job>, Reject> {
+    fn audit_foreign(&mut self, caller: &Caller, jobs: &[Arc<Job>], name: &JobRef, what: &str) {
+        if jobs.iter().any(|job| job.owner != caller.user) {
+            self.audit(caller, Action::JobUpdate, format!("job {name}"), what);
+        }
+    }
+
+    /// The batch jobs that a caller names, if they are theirs to change: of an array those that its tasks are, or wait
+    /// in.
+    fn batch_jobs(&self, caller: &Caller, call: Call, name: &JobRef) -> Result<Vec<Arc<Job>>, Reject> {
         caller.must(call)?;
-        let Some(job) = self.state.jobs.get(&id) else {
-            return Err(Reject::new(RejectKind::NotFound, format!("there is no job {id}"))
-                .hint("`carrel queue` lists those that wait and run"));
+        let jobs = match self.state.named(name)? {
+            Named::Job(id) => self.state.jobs.get(&id).cloned().into_iter().collect(),
+            Named::Tasks(array, tasks) => self.state.jobs_of_tasks(array, &tasks),
         };
-        if job.owner != caller.user {
+        if jobs.iter().any(|job| job.owner != caller.user) {
             caller.must_reach_others(call)?;
         }
-        if job.kind != JobKind::Batch {
+        if jobs.iter().any(|job| job.kind != JobKind::Batch) {
             return Err(Reject::new(
                 RejectKind::WrongState,
-                format!("job {id} is a session's, and no batch job"),
+                format!("job {name} is a session's, and no batch job"),
             )
             .hint("`carrel stop` and `carrel open` end a session and start it anew"));
         }
-        Ok(Arc::clone(job))
+        Ok(jobs)
+    }
+}
+
+impl State {
+    /// The tasks that a name picks out of an array; none: it means a job.
+    pub(super) fn tasks_of(&self, name: &JobRef) -> Option<IndexSet> {
+        match self.named(name) {
+            Ok(Named::Tasks(_, tasks)) => Some(tasks),
+            Ok(Named::Job(_)) | Err(_) => None,
+        }
+    }
+
+    /// Refuses an array that is larger than may be here, or than its user may have.
+    fn must_be_an_array(
+        &self,
+        caller: &Caller,
+        terms: &Terms,
+        array: &ArraySpec,
+        conditions: &Conditions,
+    ) -> Result<(), Reject> {
+        let invalid = |message: String| Reject::new(RejectKind::Invalid, message);
+        let most = self.settings.queue.max_array_size;
+        let Some(last) = array.tasks.last() else {
+            return Err(invalid("an array has one task at least".to_owned()).hint("write --array=0-99"));
+        };
+        if most == 0 {
+            return Err(invalid("this cluster takes no arrays".to_owned())
+                .hint("an administrator sets max_array_size in [queue]"));
+        }
+        if last >= most {
+            return Err(
+                invalid(format!("index {last} is beyond {}, the greatest here", most - 1))
+                    .hint("an administrator sets max_array_size in [queue]"),
+            );
+        }
+        if array.tasks.ranges() > MAX_RANGES {
+            return Err(
+                invalid(format!("an array is written in {MAX_RANGES} ranges at most"))
+                    .hint("submit it in several arrays"),
+            );
+        }
+        for on in conditions.dependencies.iter().filter(|on| self.is_by_task(on)) {
+            let other = self.arrays.get(&on.job).map(|other| &other.record.tasks);
+            let lacks = |task: &u32| other.is_some_and(|other| !other.contains(*task));
+            if let Some(task) = array.tasks.iter().find(lacks) {
+                return Err(invalid(format!(
+                    "array {} has no task {task} for task {task} of this one to wait for",
+                    on.job
+                )));
+            }
+        }
+        let count = u32::try_from(array.tasks.len()).unwrap_or(u32::MAX);
+        self.must_have_room_for(&caller.user, terms, count)
     }
 }
 

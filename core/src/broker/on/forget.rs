@@ -23,10 +23,11 @@ const LOOK: Duration = Duration::from_mins(1);
 impl Broker {
     /// Jobs leave that were over long enough ago, and that nothing refers to.
     pub(super) fn forget_ended(&mut self, now: Timestamp) {
-        let state = &self.state;
-        if state.forget_next > now {
+        if self.state.forget_next > now {
             return;
         }
+        self.forget_arrays();
+        let state = &self.state;
         let over = state.ended.len().saturating_sub(MAX_ENDED);
         let kept = state.settings.jobs_in_memory;
         let mut due = state
@@ -77,6 +78,9 @@ impl Broker {
             self.record(Change::PutPastDemand(model, demand));
         }
         self.state.remove_job(&job);
+        if let Some(array) = self.state.remove_from_array(&job) {
+            self.record(Change::PutArray(array));
+        }
         self.record(Change::ForgetJob(job));
     }
 }
@@ -85,7 +89,8 @@ impl State {
     /// Takes out a job that is over. What it has used stays counted.
     fn remove_job(&mut self, job: &Job) {
         self.jobs.remove(&job.id);
-        if let Some(batch) = &job.batch {
+        // Of an array the one that has its number, as a repeated request finds it.
+        if let Some(batch) = job.batch.as_ref().filter(|_| job.number() == job.id) {
             self.submit_keys
                 .remove(&(job.owner.clone(), batch.request_key.clone()));
         }
@@ -98,7 +103,8 @@ impl State {
     fn is_referred_to(&self, id: JobId) -> bool {
         let session = self.jobs.get(&id).and_then(|job| job.session);
         let session = session.and_then(|session| self.sessions.get(&session));
-        session.is_some_and(|session| session.job == Some(id)) || self.dependents.contains_key(&id)
+        session.is_some_and(|session| session.job == Some(id))
+            || (self.dependents.contains_key(&id) && !self.arrays.contains_key(&id))
     }
 
     /// Jobs that nodes speak of: one that is over must be told from one that nobody knows.

@@ -1,13 +1,15 @@
 //! What users and operators change of jobs that wait, and what others keep them from.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::broker::input::{Caller, JobUpdate};
-use crate::broker::{Broker, Call, Reject, RejectKind, Reply, State};
+use crate::broker::{Broker, Call, Named, Reject, RejectKind, Reply, State};
+use crate::model::array::JobRef;
 use crate::model::audit::Action;
 use crate::model::ids::JobId;
 use crate::model::job::{Hold, Job, Phase};
-use crate::model::start::{Conditions, MAX_DEPENDENCIES};
+use crate::model::start::{Conditions, Dependency, MAX_DEPENDENCIES};
 use crate::model::terms::MAX_NICE;
 use crate::model::time::Timestamp;
 use crate::model::user::Role;
@@ -19,35 +21,49 @@ impl Broker {
     pub(super) fn on_update_job(
         &mut self,
         caller: &Caller,
-        id: JobId,
+        name: &JobRef,
         update: &JobUpdate,
     ) -> Result<Reply, Reject> {
         caller.must(Call::UpdateJob)?;
-        let Some(job) = self.state.jobs.get(&id).cloned() else {
-            return Err(Reject::new(RejectKind::NotFound, format!("there is no job {id}"))
-                .hint("`carrel queue` lists those that wait"));
+        let (jobs, tasks): (Vec<Arc<Job>>, _) = match self.state.named(name)? {
+            Named::Job(id) => (self.state.jobs.get(&id).cloned().into_iter().collect(), None),
+            Named::Tasks(array, tasks) => (self.state.jobs_of_tasks(array, &tasks), Some(tasks)),
         };
-        let foreign = job.owner != caller.user;
+        let foreign = jobs.iter().any(|job| job.owner != caller.user);
         if foreign {
             caller.must_reach_others(Call::UpdateJob)?;
         }
-        if !matches!(job.phase, Phase::Pending) {
+        let waits = |job: &&Arc<Job>| matches!(job.phase, Phase::Pending);
+        let waiting: Vec<Arc<Job>> = jobs.iter().filter(waits).cloned().collect();
+        if waiting.is_empty() {
+            let state = jobs.last().map_or("over", |job| job.state().name());
             return Err(Reject::new(
                 RejectKind::WrongState,
-                format!("job {id} does not wait: it is {}", job.state().name()),
+                format!("job {name} does not wait: it is {state}"),
             )
             .hint("only what waits can be held, let go or moved"));
         }
-        let changed = self.state.updated(caller, &job, update)?;
-        if changed == *job {
-            return Ok(Reply::Done);
+        let mut changes = String::new();
+        for job in waiting {
+            let changed = self.state.updated(caller, &job, update)?;
+            if changed == *job {
+                continue;
+            }
+            changes = difference(&job, &changed);
+            let apart = match &tasks {
+                Some(tasks) => self.set_apart(&job, tasks),
+                None => job,
+            };
+            self.put_job(Job {
+                id: apart.id,
+                array: apart.array.clone(),
+                ..changed
+            });
+            self.output.room = true;
         }
-        if foreign {
-            let detail = difference(&job, &changed);
-            self.audit(caller, Action::JobUpdate, format!("job {id}"), detail);
+        if foreign && !changes.is_empty() {
+            self.audit(caller, Action::JobUpdate, format!("job {name}"), changes);
         }
-        self.put_job(changed);
-        self.output.room = true;
         Ok(Reply::Done)
     }
 }
@@ -130,14 +146,19 @@ impl State {
             job.time_limit = time;
         }
         if let Some(conditions) = &update.conditions {
-            self.must_exist(conditions)?;
-            if self.waits_for_itself(job.id, conditions) {
+            let dependencies = conditions.dependencies.iter();
+            let conditions = Conditions {
+                dependencies: dependencies.map(|on| self.by_array(*on)).collect(),
+                ..conditions.clone()
+            };
+            self.must_exist(&conditions)?;
+            if self.waits_for_itself(job.number(), &conditions) {
                 return Err(Reject::new(
                     RejectKind::Invalid,
-                    format!("job {} would wait for itself", job.id),
+                    format!("job {} would wait for itself", job.label()),
                 ));
             }
-            job.conditions = conditions.clone();
+            job.conditions = conditions;
         }
         Ok(job)
     }
@@ -160,10 +181,15 @@ impl State {
             ));
         }
         let mut wanted = conditions.dependencies.iter();
-        match wanted.find(|one| !self.jobs.contains_key(&one.job)) {
+        let is_there = |one: &Dependency| match (self.arrays.get(&one.job), one.task) {
+            (Some(array), Some(task)) => array.record.tasks.contains(task),
+            (Some(_), None) => true,
+            (None, task) => task.is_none() && self.jobs.contains_key(&one.job),
+        };
+        match wanted.find(|one| !is_there(one)) {
             Some(unknown) => Err(Reject::new(
                 RejectKind::NotFound,
-                format!("there is no job {} to depend on", unknown.job),
+                format!("there is no job {} to depend on", unknown.on()),
             )
             .hint("`carrel queue --all` lists those that wait and run")),
             None => Ok(()),
@@ -178,11 +204,13 @@ impl State {
             if next == job {
                 return true;
             }
-            if seen.insert(next)
-                && let Some(other) = self.jobs.get(&next)
-            {
-                open.extend(other.awaited());
+            if !seen.insert(next) {
+                continue;
             }
+            let of_array = self.arrays.get(&next).map(|array| array.waiting.iter().copied());
+            let others = of_array.into_iter().flatten().chain([next]);
+            let others = others.filter_map(|other| self.jobs.get(&other));
+            open.extend(others.flat_map(|other| other.awaited()));
         }
         false
     }

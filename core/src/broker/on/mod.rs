@@ -32,9 +32,9 @@ impl Broker {
         match input {
             Input::OpenSession(caller, request) => self.on_open(now, &caller, request),
             Input::SubmitJob(caller, request) => self.on_submit_job(now, &caller, *request),
-            Input::RequeueJob(caller, job) => self.on_requeue_job(now, &caller, job),
-            Input::CancelJob(caller, job) => self.on_cancel_job(now, &caller, job),
-            Input::UpdateJob(caller, job, update) => self.on_update_job(&caller, job, &update),
+            Input::RequeueJob(caller, job) => self.on_requeue_job(now, &caller, &job),
+            Input::CancelJob(caller, job) => self.on_cancel_job(now, &caller, &job),
+            Input::UpdateJob(caller, job, update) => self.on_update_job(&caller, &job, &update),
             Input::ExtendSession(caller, session, add) => self.on_extend(now, &caller, &session, add),
             Input::StopSession(caller, session, job) => self.on_stop(now, &caller, &session, job),
             Input::RemoveSession(caller, session) => self.on_remove(now, &caller, &session),

@@ -207,6 +207,7 @@ impl Broker {
             past_runs: Vec::new(),
             requeue: false,
             batch: None,
+            array: None,
             phase: Phase::Pending,
         };
         session.job = Some(id);

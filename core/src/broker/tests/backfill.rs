@@ -338,7 +338,7 @@ fn promises_follow_the_order_of_the_queue() {
             top: Some(true),
             ..JobUpdate::default()
         };
-        world.must(Input::UpdateJob(caller("ops"), *id, top));
+        world.must(Input::UpdateJob(caller("ops"), (*id).into(), top));
         let order = world.broker.state().in_order();
         assert_eq!(starts(&world, &order), hours, "after job {id} was put first");
     }

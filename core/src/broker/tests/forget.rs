@@ -153,6 +153,7 @@ fn what_something_refers_to_stays() {
             dependencies: vec![Dependency {
                 kind: DependencyKind::AfterNotOk,
                 job: awaited,
+                task: None,
             }],
             ..Conditions::default()
         },

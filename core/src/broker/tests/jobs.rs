@@ -22,7 +22,11 @@ fn wished(name: &str, spec: SessionSpec, start: StartWish) -> OpenSession {
 fn after(kind: DependencyKind, job: JobId) -> StartWish {
     StartWish {
         conditions: Conditions {
-            dependencies: vec![Dependency { kind, job }],
+            dependencies: vec![Dependency {
+                kind,
+                job,
+                task: None,
+            }],
             ..Conditions::default()
         },
         ..StartWish::default()
@@ -42,7 +46,7 @@ impl World {
     }
 
     fn update(&mut self, user: &str, job: JobId, update: JobUpdate) -> Result<(), Reject> {
-        self.handle(Input::UpdateJob(caller(user), job, update))
+        self.handle(Input::UpdateJob(caller(user), job.into(), update))
             .map(|_| ())
     }
 }
@@ -124,7 +128,7 @@ fn a_job_waits_for_what_has_to_become_of_others() {
     use JobState::{Configuring, Pending};
     assert_eq!(
         states(&world),
-        [Configuring, Pending, Pending, Pending],
+        [Configuring, Pending, Pending, Pending, Pending],
         "it has started"
     );
     assert_eq!(
@@ -253,6 +257,7 @@ fn singletons_follow_each_other() {
             output: Output::default(),
             submitted_from: Place::default(),
             request_key: String::new(),
+            array: None,
             requeue: true,
             start: one(singleton),
         };
@@ -277,7 +282,7 @@ fn singletons_follow_each_other() {
     world.end(plain, "n1", Some(0));
     assert_eq!(waits(&world), [false, true, true, true]);
     // One that goes without having run lets nobody pass; one that waits for nobody any more starts.
-    world.must(Input::CancelJob(caller("alice"), jobs[1]));
+    world.must(Input::CancelJob(caller("alice"), jobs[1].into()));
     assert_eq!(world.state(jobs[2]), JobState::Pending);
     let free = JobUpdate {
         conditions: Some(Conditions::default()),

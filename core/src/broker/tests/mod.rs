@@ -1,6 +1,7 @@
 //! The state machine, seen from outside: inputs, and what they cause.
 
 mod accounts;
+mod arrays;
 mod backfill;
 mod backfill_model;
 mod constraints;

@@ -65,6 +65,7 @@ impl World {
             output: Output::default(),
             submitted_from: Place::default(),
             request_key: String::new(),
+            array: None,
             requeue: true,
             start: StartWish::default(),
         };
@@ -178,7 +179,7 @@ fn who_gives_way_is_protected_first_then_ended_and_waits_again() {
     let first = world.submit("alice", spec(1, 60, "normal"));
     world.must(Input::UpdateJob(
         caller("root"),
-        first,
+        first.into(),
         JobUpdate {
             top: Some(true),
             ..JobUpdate::default()
@@ -464,7 +465,8 @@ fn a_batch_job_whose_node_is_lost_waits_again() {
 fn a_batch_job_is_queued_again_by_its_owner_and_operators_and_stopped_for_good() {
     let mut world = World::new(&["n1"]);
     let id = world.submit("alice", spec(4, 600, "normal"));
-    let requeue = |world: &mut World, user: &str, id| world.handle(Input::RequeueJob(caller(user), id));
+    let requeue =
+        |world: &mut World, user: &str, id: JobId| world.handle(Input::RequeueJob(caller(user), id.into()));
     world.obey(&["n1"]);
     let refused = requeue(&mut world, "bob", id).expect_err("another's");
     assert_eq!(refused.kind, RejectKind::Denied);
@@ -493,8 +495,12 @@ fn a_batch_job_is_queued_again_by_its_owner_and_operators_and_stopped_for_good()
     );
     assert!(requeue(&mut world, "alice", JobId(999)).is_err());
     let waits = world.submit("alice", spec(8, 60, "normal"));
-    assert!(world.handle(Input::CancelJob(caller("bob"), waits)).is_err());
-    world.must(Input::CancelJob(caller("alice"), waits));
+    assert!(
+        world
+            .handle(Input::CancelJob(caller("bob"), waits.into()))
+            .is_err()
+    );
+    world.must(Input::CancelJob(caller("alice"), waits.into()));
     assert_eq!(
         (world.state(waits), world.reason(waits).as_str()),
         (JobState::Cancelled, "cancelled by alice")
@@ -507,6 +513,7 @@ fn a_batch_job_is_queued_again_by_its_owner_and_operators_and_stopped_for_good()
         output: Output::default(),
         submitted_from: Place::default(),
         request_key: String::new(),
+        array: None,
         requeue: false,
         start: StartWish::default(),
     };
@@ -562,7 +569,7 @@ fn interactive_jobs_find_room_beside_batch_that_stays() {
     // Who wants more than is ever left does not wait for ever.
     for id in &held {
         if world.job(*id).placed().is_some() {
-            world.must(Input::RequeueJob(caller("alice"), *id));
+            world.must(Input::RequeueJob(caller("alice"), (*id).into()));
         }
     }
     let hold = JobUpdate {
@@ -575,8 +582,8 @@ fn interactive_jobs_find_room_beside_batch_that_stays() {
         None,
     ));
     let all = world.submit("alice", spec(8, 600, "normal"));
-    world.must(Input::UpdateJob(caller("alice"), low, hold.clone()));
-    world.must(Input::UpdateJob(caller("alice"), held[3], hold.clone()));
+    world.must(Input::UpdateJob(caller("alice"), low.into(), hold.clone()));
+    world.must(Input::UpdateJob(caller("alice"), held[3].into(), hold.clone()));
     world.obey(&["n1"]);
     let waiting: Vec<JobId> = held
         .iter()
@@ -584,13 +591,13 @@ fn interactive_jobs_find_room_beside_batch_that_stays() {
         .filter(|id| world.state(*id) == JobState::Pending)
         .collect();
     for id in waiting {
-        world.must(Input::UpdateJob(caller("alice"), id, hold.clone()));
+        world.must(Input::UpdateJob(caller("alice"), id.into(), hold.clone()));
     }
     for id in &held {
         if world.job(*id).placed().is_some() {
-            world.must(Input::RequeueJob(caller("alice"), *id));
+            world.must(Input::RequeueJob(caller("alice"), (*id).into()));
             world.obey(&["n1"]);
-            world.must(Input::UpdateJob(caller("alice"), *id, hold.clone()));
+            world.must(Input::UpdateJob(caller("alice"), (*id).into(), hold.clone()));
         }
     }
     world.obey(&["n1"]);
