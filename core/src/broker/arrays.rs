@@ -324,6 +324,10 @@ impl State {
     /// The job that a name means to a caller; of several tasks the one that stands for them: what waits, if any
     /// does, or what has the array's number.
     pub fn find_job(&self, caller: &Caller, name: &JobRef) -> Result<&Arc<Job>, Reject> {
+        let whole = self.arrays.get(&name.job).filter(|_| name.tasks.is_none());
+        if let Some(id) = whole.and_then(|array| array.waiting.first()) {
+            return self.job_for(caller, *id);
+        }
         let id = match self.named(name) {
             Ok(Named::Tasks(array, tasks)) => {
                 let jobs = self.jobs_of_tasks(array, &tasks);
