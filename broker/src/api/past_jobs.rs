@@ -21,13 +21,13 @@ impl Call {
         };
         if reject.kind == RejectKind::NotFound {
             let wanted = name.clone();
-            let found = self
-                .context
-                .look_up(move |history| history.named(&wanted))
-                .await?;
-            let own = found.iter().find(|job| job.id == name.job);
-            if let Some(job) = own.or(found.last()) {
-                return Ok(Arc::new(job.clone()));
+            // The one that has the array's number stands for all of it.
+            let look = move |history: &History| match wanted.tasks {
+                None => history.jobs(&[wanted.job]),
+                Some(_) => history.named(&wanted, 1),
+            };
+            if let Some(job) = self.context.look_up(look).await?.into_iter().next() {
+                return Ok(Arc::new(job));
             }
         }
         Err(refuse::status(reject))

@@ -169,10 +169,7 @@ impl History {
             }
             let mut jobs: Vec<Job> = Vec::new();
             for name in &filter.jobs {
-                let found = named(connection, name)?.into_iter();
-                jobs.extend(
-                    found.filter(|job| filter.takes(&Entry::of(job)) && Entry::of(job).place() < after),
-                );
+                jobs.extend(found(connection, filter, name, after, most + 1)?);
             }
             jobs.sort_by_key(|job| std::cmp::Reverse(Entry::of(job).place()));
             jobs.dedup_by_key(|job| job.id);
@@ -195,10 +192,14 @@ impl History {
         })
     }
 
-    /// Those that a name means, by their ids.
+    /// So many of the jobs that a name means, what ended last first.
     /// Waits for the disk: not for an asynchronous thread.
-    pub fn named(&self, name: &JobRef) -> Result<Vec<Job>, StoreError> {
-        self.read(|connection| named(connection, name))
+    pub fn named(&self, name: &JobRef, most: usize) -> Result<Vec<Job>, StoreError> {
+        let filter = HistoryFilter {
+            jobs: vec![name.clone()],
+            ..HistoryFilter::default()
+        };
+        self.read(|connection| found(connection, &filter, name, Place::FIRST, most))
     }
 
     /// What is known of arrays that have left the state.
@@ -247,21 +248,38 @@ fn read_body<T: DeserializeOwned>(row: &rusqlite::Row<'_>) -> rusqlite::Result<T
     })
 }
 
-/// The jobs that a name means, by their ids: few where one task is named, though its array be large.
-fn named(connection: &Connection, name: &JobRef) -> rusqlite::Result<Vec<Job>> {
-    let array = i64::try_from(name.job.0).unwrap_or(i64::MAX);
+/// So many of the wanted jobs that a name means, after a place, in their order: of a large array not all are read.
+fn found(
+    connection: &Connection,
+    filter: &HistoryFilter,
+    name: &JobRef,
+    after: Place,
+    most: usize,
+) -> rusqlite::Result<Vec<Job>> {
+    // One task is a job by itself, or among those of one that is several.
     let one = name.tasks.as_ref().and_then(IndexSet::only);
-    let mut statement = connection.prepare_cached(
-        "SELECT body FROM history WHERE array = ?1 AND (?2 IS NULL OR task = ?2 OR task IS NULL)",
-    )?;
-    let rows = statement.query_map(params![array, one], read_body::<Job>)?;
-    let mut jobs = rows.collect::<rusqlite::Result<Vec<Job>>>()?;
-    if name.tasks.is_none() {
-        jobs.extend(job(connection, name.job.0)?);
+    let own = if name.tasks.is_none() { "OR id = ?1" } else { "" };
+    let mut statement = connection.prepare_cached(&format!(
+        "SELECT body FROM history
+         WHERE (array = ?1 {own}) AND (?4 IS NULL OR task = ?4 OR task IS NULL) AND (ended_ms, id) < (?2, ?3)
+         ORDER BY ended_ms DESC, id DESC"
+    ))?;
+    let integer = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+    let mut rows = statement.query(params![
+        integer(name.job.0),
+        after.ended_ms,
+        integer(after.id),
+        one
+    ])?;
+    let mut jobs = Vec::new();
+    while jobs.len() < most
+        && let Some(row) = rows.next()?
+    {
+        let job: Job = read_body(row)?;
+        if is_named(name, &Entry::of(&job)) && filter.takes(&Entry::of(&job)) {
+            jobs.push(job);
+        }
     }
-    jobs.retain(|job| is_named(name, &Entry::of(job)));
-    jobs.sort_by_key(|job| job.id);
-    jobs.dedup_by_key(|job| job.id);
     Ok(jobs)
 }
 

@@ -482,13 +482,13 @@ fn an_array_leaves_and_is_found() {
     assert_eq!(history.arrays(&[JobId(1), JobId(7)]).expect("read"), [array(1)]);
     let found = |name: &str| -> Vec<u64> {
         let name = name.parse().expect(name);
-        let jobs = history.named(&name).expect("read");
+        let jobs = history.named(&name, 10).expect("read");
         jobs.iter().map(|job| job.id.0).collect()
     };
-    assert_eq!(found("1"), [1, 2, 3]);
+    assert_eq!(found("1"), [3, 2, 1], "what ended last comes first");
     assert_eq!(found("1_8"), [3]);
     assert_eq!(found("1_5"), [2]);
-    assert_eq!(found("1_[7-9]"), [1, 2, 3]);
+    assert_eq!(found("1_[7-9]"), [3, 2, 1]);
     assert_eq!(found("3"), [3], "by its own number");
     assert_eq!(found("1_0"), Vec::<u64>::new());
 }
