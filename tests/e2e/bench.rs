@@ -25,33 +25,26 @@ fn place() -> TempDir {
     place
 }
 
+/// As small as it goes.
+const SIZES: [[&str; 2]; 9] = [
+    ["--kills", "1"],
+    ["--grants", "4"],
+    ["--handovers", "2"],
+    ["--commands", "2"],
+    ["--accepts", "16"],
+    ["--pending", "9"],
+    ["--behind", "9"],
+    ["--memory", "9,18"],
+    ["--restart", "9"],
+];
+
 fn bench(place: &Path, args: &[&str]) -> Command {
     let programs = Programs::find(Profile::Debug);
     let mut command = Command::new(programs.target().join(programs.below_target("bench")));
+    let sizes = SIZES.iter().filter(|[name, _]| !args.contains(name));
     command
-        .args([
-            "queue",
-            "--kills",
-            "1",
-            "--grants",
-            "4",
-            "--handovers",
-            "2",
-            "--commands",
-            "2",
-        ])
-        .args([
-            "--accepts",
-            "16",
-            "--pending",
-            "9",
-            "--behind",
-            "9",
-            "--memory",
-            "9,18",
-            "--restart",
-            "9",
-        ])
+        .arg("queue")
+        .args(sizes.flatten())
         .args(args)
         .env("TMPDIR", place)
         .stdin(Stdio::null());
@@ -215,7 +208,7 @@ fn what_it_started_ends_with_it() {
             clusters.any(|entry| entry.path().join("noop.sh").exists())
         }),
         // While a peer is measured.
-        (&["--only", "kill9", "--slurm", slurm], &|_| {
+        (&["--only", "restart", "--slurm", slurm], &|_| {
             dir.path().join("measures").exists()
         }),
     ];
