@@ -170,7 +170,7 @@ fn read(base: &Path) -> anyhow::Result<Value> {
                 .file_name()
                 .and_then(|name| name.to_str())
                 .unwrap_or_default();
-            name.starts_with("measure-") && name.ends_with(".json")
+            name.starts_with("measure-") && path.extension().is_some_and(|kind| kind == "json")
         });
     let Some(path) = left else {
         bail!(
