@@ -234,11 +234,7 @@ impl State {
         let Some(own) = self.pending.place_of(job) else {
             return Vec::new();
         };
-        let mut ahead: Vec<Place> = Vec::new();
-        for (number, class, _) in self.pending.classes() {
-            let places = self.pending.places(number, class);
-            ahead.extend(places.take_while(|place| *place < own));
-        }
+        let mut ahead: Vec<Place> = self.pending.before(own).collect();
         ahead.sort_unstable();
         ahead.into_iter().map(|(.., job)| job).collect()
     }

@@ -200,7 +200,8 @@ fn told(state: &State, job: &Job, rank: usize) -> Option<String> {
 
 /// Place in the queue, 1 is next; none: not queued.
 pub fn queue_position(state: &State, job: JobId) -> Option<usize> {
-    state.pending.place_of(job).map(|_| state.ahead_of(job).len() + 1)
+    let own = state.pending.place_of(job)?;
+    Some(state.pending.before(own).count() + 1)
 }
 
 /// Slurm's word for a node's state, and why nothing is placed on it.

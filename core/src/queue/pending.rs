@@ -245,6 +245,19 @@ impl Pending {
         members.map(|(since, job)| self.place(class, since, job))
     }
 
+    /// The places of all that come before one, in no order.
+    pub fn before(&self, own: Place) -> impl Iterator<Item = Place> + '_ {
+        let ahead = move |line: &u32| {
+            let line = *line;
+            let heads = self.heads.range((line, FIRST, 0)..);
+            heads.take_while(move |(other, place, _)| *other == line && *place < own)
+        };
+        let classes = self.lines.keys().flat_map(ahead);
+        let classes = classes.filter_map(|(.., number)| Some((*number, self.classes.get(number)?)));
+        classes
+            .flat_map(move |(number, class)| self.places(number, class).take_while(move |place| *place < own))
+    }
+
     fn place(&self, class: &Class, since: Timestamp, job: JobId) -> Place {
         let score = self.weights.score_since(class.rest, since);
         (class.key.top.unwrap_or(i64::MAX), Reverse(score), since, job)
