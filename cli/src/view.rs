@@ -32,16 +32,18 @@ pub fn used_percent(measured: carrel_proto::v1::MeasuredUse) -> Option<f64> {
     (of > 0.0).then(|| 100.0 * measured.used_gpu_hours / of)
 }
 
-/// What people call a job: "12", of an array "12_3" or, while they wait, "12_[3-7,9%5]".
-pub fn label(id: u64, array: Option<&v1::ArrayPart>) -> String {
+/// What people call a job: "12", of an array "12_3", "12_[3-7,9]" or, while they wait, "12_[3-7,9%5]".
+pub fn label(id: u64, array: Option<&v1::ArrayPart>, state: v1::JobState) -> String {
     let Some(part) = array else {
         return id.to_string();
     };
     let (array, tasks) = (part.array, &part.tasks);
     match part.throttle {
         _ if task(part).is_some() => format!("{array}_{tasks}"),
-        0 => format!("{array}_[{tasks}]"),
-        throttle => format!("{array}_[{tasks}%{throttle}]"),
+        throttle if throttle > 0 && state == v1::JobState::Pending => {
+            format!("{array}_[{tasks}%{throttle}]")
+        }
+        _ => format!("{array}_[{tasks}]"),
     }
 }
 

@@ -225,7 +225,10 @@ pub fn ending(job: &v1::Job) -> String {
         S::Completing | S::Completed => "has ended",
         S::Unspecified | S::Pending | S::Configuring | S::Running | S::Suspended => "is over",
     };
-    let (reason, called) = (visible(&job.reason), view::label(job.id, job.array.as_ref()));
+    let (reason, called) = (
+        visible(&job.reason),
+        view::label(job.id, job.array.as_ref(), job.state()),
+    );
     if reason.is_empty() {
         format!("job {called} {what}")
     } else {

@@ -240,7 +240,7 @@ fn row(job: &v1::HistoryJob) -> [String; 12] {
     let terms = job.terms.clone().unwrap_or_default();
     let started = job.started_ms.map(units::rfc3339).unwrap_or_default();
     [
-        view::label(job.id, job.array.as_ref()),
+        view::label(job.id, job.array.as_ref(), job.state()),
         job.name.clone(),
         job.user.clone(),
         terms.account,

@@ -112,7 +112,7 @@ fn job_row(job: &v1::Job) -> [String; 7] {
     }
     let state = view::job_state(job.state()).to_owned();
     [
-        view::label(job.id, job.array.as_ref()),
+        view::label(job.id, job.array.as_ref(), job.state()),
         job.name.clone(),
         job.user.clone(),
         state,

@@ -135,7 +135,7 @@ fn row(job: &v1::QueuedJob, now_ms: i64) -> [String; 12] {
         format!("{asks} on {}", job.nodes)
     };
     [
-        view::label(job.id, job.array.as_ref()),
+        view::label(job.id, job.array.as_ref(), job.state()),
         job.name.clone(),
         job.user.clone(),
         terms.account,

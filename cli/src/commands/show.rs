@@ -91,7 +91,7 @@ fn job_fields(job: &v1::Job) -> Vec<(&'static str, String)> {
         name => format!("{}/{name}", batch.workdir.trim_end_matches('/')),
     };
     vec![
-        ("job", view::label(job.id, job.array.as_ref())),
+        ("job", view::label(job.id, job.array.as_ref(), job.state())),
         ("own number", own_number(job)),
         ("array", job.array.as_ref().map(array).unwrap_or_default()),
         ("name", job.name.clone()),
