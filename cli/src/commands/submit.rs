@@ -28,7 +28,7 @@ use crate::{batch, output, plan, request, view, wait};
     carrel submit --gpus 1 -- python train.py   a command\n  \
     carrel submit --wrap 'make && ./run' -W     a line for the shell; wait, and exit with its code\n  \
     JOB=$(carrel submit --parsable a.sh) && carrel submit -d afterok:$JOB b.sh\n  \
-    carrel submit --array=0-99%5 sweep.sh       100 tasks, five at once: $SLURM_ARRAY_TASK_ID tells which\n  \
+    carrel submit --array=0-99%5 sweep.sh       100 tasks, five of them at once\n  \
     carrel submit -N2 --gpus-per-node 8 --test-only train.sh"
 )]
 pub struct SubmitArgs {
