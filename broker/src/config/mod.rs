@@ -454,7 +454,7 @@ mod tests {
             ("lease = \"10 parsecs\"\n", &["broker.toml:1:", "10 parsecs"]),
             ("lease = \"1s\"\n", &["lease", "2s"]),
             ("warn_before = [\"0s\"]\n", &["warn_before", "10m"]),
-            ("[idle]\nafter = \"0s\"\n", &["idle.after", "10y"]),
+            ("[idle]\nafter = \"0s\"\n", &["idle.after", "3650d"]),
             ("[idle]\ngpu_percent = 101\n", &["idle.gpu_percent", "1 to 100"]),
             ("[idle]\ncpu_percent = 0\n", &["idle.cpu_percent"]),
             (

@@ -116,7 +116,7 @@ mod tests {
     fn a_line_that_is_not_understood_is_named() {
         for (line, part) in [
             ("#SBATCH --nonsense=1", "job.sh:2: there is no option --nonsense"),
-            ("#SBATCH --array=1-10", "job.sh:2: there is no option --array"),
+            ("#SBATCH --arrays=1-10", "job.sh:2: there is no option --arrays"),
             ("#CARREL --time=soon", "job.sh:2: "),
             (
                 "#SBATCH --job-name=\"x",

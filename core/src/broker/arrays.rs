@@ -280,6 +280,7 @@ impl State {
         match (&name.tasks, array) {
             (None, Some(array)) => Ok(Named::Tasks(name.job, array.record.tasks.clone())),
             (None, None) if self.jobs.contains_key(&name.job) => Ok(Named::Job(name.job)),
+            (None, None) if name.job.0 < self.cluster.next_job => Err(gone(name)),
             (None, None) => Err(missing(format!("there is no job {name}"))),
             (Some(tasks), Some(array)) => {
                 let unknown = tasks.without(&array.record.tasks);
@@ -344,13 +345,15 @@ impl State {
         };
         match id {
             Some(id) => self.job_for(caller, id),
-            None => Err(Reject::new(
-                RejectKind::NotFound,
-                format!("{name} is over, and has left the broker's memory"),
-            )
-            .hint("`carrel history` has it")),
+            None => Err(gone(name)),
         }
     }
+}
+
+/// Jobs that were there.
+fn gone(name: &JobRef) -> Reject {
+    let what = format!("job {name} is over, and has left the broker's memory");
+    Reject::new(RejectKind::NotFound, what).hint("`carrel history` has it")
 }
 
 /// A set, or its beginning.

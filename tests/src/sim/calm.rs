@@ -69,7 +69,7 @@ impl World {
         let jobs = jobs.filter(|job| job.terms.reservation.is_none());
         for job in jobs.filter(|job| job.state() == JobState::Pending) {
             self.counts.add("waits for what is not there");
-            if site.can_hold(&job.request.at_last()) {
+            if site.can_hold(&job.request.at_last(), None) {
                 return Err(format!(
                     "job {} is left waiting, though nothing is held: {:?}",
                     job.id, job.request

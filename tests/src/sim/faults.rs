@@ -175,7 +175,12 @@ impl World {
         let Some((name, _)) = self.pick_node() else { return };
         self.note(format!("the agent of {name} is killed"));
         self.counts.add("agent killed");
+        // Now and then a container ends by itself at the same time.
+        let with_it = self.rng.one_in(2);
         if let Some(node) = self.nodes.get_mut(&name) {
+            if with_it && node.crash_container(self.now, false, &mut self.rng) {
+                self.counts.add("container crashed");
+            }
             node.kill_agent(self.now, &mut self.rng);
             if self.rng.one_in(5) {
                 node.down_until = Some(self.now + LONG);

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use carrel_core::broker::State;
 use carrel_core::model::gpu::{GpuInfo, Inventory};
 use carrel_core::model::gpu_unit::{GpuUnit, Slice};
-use carrel_core::model::ids::GpuUuid;
+use carrel_core::model::ids::{GpuUuid, NodeName};
 use carrel_core::model::resources::{Allocation, NodeAllocation, ResourceRequest, UnitRequest};
 
 use super::fabric::Wires;
@@ -134,10 +134,14 @@ impl Site {
         (!blocks.iter().all(whole)).then_some("its blocks hold no whole segments")
     }
 
-    /// Whether a request could be met if nothing of these nodes were held.
-    pub fn can_hold(&self, request: &ResourceRequest) -> bool {
+    /// Whether a request could be met if nothing of these nodes were held, by those of them that it may have.
+    pub fn can_hold(&self, request: &ResourceRequest, within: Option<&BTreeSet<&NodeName>>) -> bool {
         let components: Vec<&ResourceRequest> = request.components().collect();
-        self.can_hold_all(&components, &mut BTreeSet::new())
+        let hosts = self.hosts.iter().enumerate();
+        let others = hosts.filter(|(_, host)| {
+            within.is_some_and(|within| !within.iter().any(|name| name.as_str() == host.name))
+        });
+        self.can_hold_all(&components, &mut others.map(|(at, _)| at).collect())
     }
 
     fn can_hold_all(&self, components: &[&ResourceRequest], taken: &mut BTreeSet<usize>) -> bool {

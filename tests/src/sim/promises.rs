@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use carrel_core::broker::{Broker, OpenSession, Reject, State};
-use carrel_core::model::ids::{JobId, JobKey, SessionId};
+use carrel_core::model::ids::{JobId, JobKey, NodeName, SessionId};
 use carrel_core::model::job::{Ending, Job, JobState};
 use carrel_core::model::resources::ResourceRequest;
 use carrel_core::model::time::Timestamp;
@@ -87,7 +87,7 @@ impl World {
             Answer::Refused(request, reject) => {
                 let request = request.spec.map(|spec| spec.request).unwrap_or_default();
                 let for_good = reject.message.starts_with("this cluster can never hold that");
-                if for_good && site.can_hold(&request.at_last()) {
+                if for_good && site.can_hold(&request.at_last(), None) {
                     return Err(format!("refused, though it is possible: {reject}; {request:?}"));
                 }
                 self.counts.add(if for_good {
@@ -99,7 +99,7 @@ impl World {
             Answer::Accepted(id) => {
                 let wall = Timestamp(self.clock.now(self.now));
                 let new = broker.state().jobs.get(&id).filter(|job| job.submitted == wall);
-                if let Some(job) = new.filter(|job| !site.can_hold(&job.request.at_last())) {
+                if let Some(job) = new.filter(|job| !site.can_hold(&job.request.at_last(), None)) {
                     return Err(format!(
                         "job {id} was accepted and can never start: {:?}",
                         job.request
@@ -124,13 +124,16 @@ impl World {
             self.judged.insert(key);
             let waited = placed.started.since(job.submitted);
             let over = |time| self.clock_was_set || waited >= time;
+            let reservation = job.terms.reservation.as_ref();
+            let reservation = reservation.and_then(|name| broker.state().reservations.get(name));
+            let within: Option<BTreeSet<&NodeName>> = reservation.map(|one| one.node_names().collect());
             let mut asked = Cow::Borrowed(&*job.request);
             let mut relaxes = job.request.relaxes_after();
             while let Some(breach) = site.breach(&asked, &placed.allocation) {
                 // It may have less once its patience is over, and where there never is more.
                 let Some(time) = relaxes
                     .next()
-                    .filter(|time| over(*time) || !site.can_hold(&asked))
+                    .filter(|time| over(*time) || !site.can_hold(&asked, within.as_ref()))
                 else {
                     return Err(format!(
                         "job {key} holds {:?}, {breach}; it asked for {asked:?}",
