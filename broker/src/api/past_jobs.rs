@@ -61,7 +61,7 @@ impl Call {
                 None => job().map(|job| (job.state(), has_started(job))),
             }
         };
-        conditions.settle(&outcome).map_err(|never| {
+        conditions.settle(outcome).map_err(|never| {
             let state = outcome(&never).map_or(JobState::Cancelled, |(state, _)| state);
             Status::failed_precondition(format!(
                 "{never} will never be met: job {} is over, and {}",

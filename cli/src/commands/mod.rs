@@ -88,7 +88,7 @@ pub async fn run(context: &Context, command: Command) -> Result<u8> {
         );
     }
     match command {
-        Command::Alloc(args) => alloc::run(context, args).await,
+        Command::Alloc(args) => Box::pin(alloc::run(context, args)).await,
         Command::Open(args) => open::run(context, args).await,
         Command::Submit(args) => submit::run(context, *args).await,
         Command::Logs(args) => logs::run(context, args).await,

@@ -154,7 +154,7 @@ fn in_use(job: &v1::Job) -> String {
     let figures: Vec<String> = figures.into_iter().flatten().collect();
     let held_by = visible(&activity.held_by);
     if figures.is_empty() {
-        held_by.to_string()
+        held_by
     } else {
         format!("{held_by} ({})", figures.join(", "))
     }

@@ -24,7 +24,7 @@ use crate::{output, times, units, view};
     carrel usage -a --by account,user -S 2026-10-01 -E 2026-11-01\n  \
     carrel usage -a --by model --output json | jq .total.gpu_hours")]
 pub struct UsageArgs {
-    /// From then: 7d (ago), today, 2026-12-24[T16:00], in UTC [default: the first of this month]
+    /// From then: 7d (ago), today, 2026-12-24T16:00, in UTC [default: the first of this month]
     #[arg(short = 'S', long, value_name = "TIME", value_parser = parse_time)]
     pub starttime: Option<i64>,
     /// Until then [default: now]

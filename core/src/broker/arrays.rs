@@ -113,7 +113,9 @@ impl State {
         let (after, waiting) = (array.running, array.waiting.clone());
         let full = |running: u32| part.throttle.is_some_and(|most| running >= most);
         if full(before) != full(after) {
-            waiting.into_iter().for_each(|id| self.look_again(id));
+            for id in waiting {
+                self.look_again(id);
+            }
         }
     }
 
@@ -172,13 +174,11 @@ impl State {
             (state, started)
         };
         Some(match task {
-            Some(task) => match array.known.outcome_of(task) {
-                Some(state) => (state, true),
-                None => {
-                    let job = array.tasks.get(&task).and_then(|id| self.jobs.get(id));
-                    job.map_or(open(false), |job| of_job(job))
-                }
-            },
+            Some(task) => {
+                let job = || array.tasks.get(&task).and_then(|id| self.jobs.get(id));
+                let over = array.known.outcome_of(task).map(|state| (state, true));
+                over.unwrap_or_else(|| job().map_or(open(false), |job| of_job(job)))
+            }
             None => match array.known.outcome() {
                 Some(state) => (state, true),
                 None => open(array.waiting.iter().all(|id| self.has_started(*id))),

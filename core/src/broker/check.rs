@@ -240,7 +240,7 @@ fn check_arrays(state: &State) -> Vec<Violation> {
             tasks.extend(part.tasks.iter());
             match &job.phase {
                 Phase::Placed(_) if part.task().is_none() => {
-                    found.push(wrong(*id, "several tasks run as one"))
+                    found.push(wrong(*id, "several tasks run as one"));
                 }
                 Phase::Placed(_) => running += 1,
                 Phase::Pending => {

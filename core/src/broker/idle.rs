@@ -311,7 +311,7 @@ impl Broker {
         }
         let Some(_) = about.told else {
             // Who heard it late has as much time from then on; some of it may be lost on the way.
-            let late = now.after(policy.warn - policy.warn / 4) > about.ends;
+            let late = now.after(policy.warn * 3 / 4) > about.ends;
             let ends = if late { now.after(policy.warn) } else { about.ends };
             let told = Some(now);
             if late {

@@ -146,10 +146,6 @@ pub struct JobUpdate {
 
 /// Everything that can happen to a broker.
 #[derive(Clone, Debug)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "few wait at a time, and most of those that do are wishes for sessions"
-)]
 pub enum Input {
     /// Find or create a session and see that it has a live job.
     OpenSession(Caller, OpenSession),

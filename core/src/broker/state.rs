@@ -300,14 +300,18 @@ impl State {
         for past in state.past_use.values() {
             state.tallies.count_past(&state.accounts, past, decay);
         }
-        arrays.into_values().for_each(|array| state.insert_array(array));
+        for array in arrays.into_values() {
+            state.insert_array(array);
+        }
         for job in shared(jobs) {
             state.insert_job(job);
         }
         // What jobs wait for may have been read after them.
         let dependents = state.dependents.values().flatten().copied();
         let dependents: std::collections::BTreeSet<JobId> = dependents.collect();
-        dependents.into_iter().for_each(|id| state.look_again(id));
+        for id in dependents {
+            state.look_again(id);
+        }
         let lately = state.jobs.values().rev().take(MAX_REMEMBERED);
         let mut lately: Vec<Arc<Job>> = lately.cloned().collect();
         lately.reverse();

@@ -186,8 +186,9 @@ fn is_inside(state: &State, job: &Job, one: &Reservation) -> Result<(), String> 
 fn keeps_off(state: &State, job: &Job, one: &Reservation, wall: Timestamp) -> Result<(), String> {
     let Some(placed) = job.placed() else { return Ok(()) };
     let grace = state.settings.grace;
+    // The broker's clock may have been set back since it was over and the job started.
     let held = Span {
-        start: wall,
+        start: wall.max(placed.started),
         end: placed.deadline.after(grace),
     };
     if !one.times.overlaps(held) {
