@@ -30,8 +30,9 @@ pub(super) async fn list_jobs(call: Call, request: ListJobsRequest) -> Result<Li
     Ok(ListJobsResponse { jobs })
 }
 
-/// Every pending job's place in the queue, from 1.
+/// The place in the queue, from 1, of every pending job that may start.
 pub(super) fn positions(state: &State) -> BTreeMap<JobId, usize> {
     let order = state.in_order().into_iter().enumerate();
+    let order = order.filter(|(_, id)| state.pending.class_of(*id).is_some());
     order.map(|(index, id)| (id, index + 1)).collect()
 }

@@ -183,7 +183,7 @@ impl State {
         let about = self.idle.get(&job.id);
         let ends = policy.zip(last).map(|(policy, last)| last.at.after(policy.after));
         let ends = about.map(|about| about.ends).max(ends);
-        let used = last.is_some_and(|last| last.goes_on(now));
+        let used = about.is_none() && last.is_some_and(|last| last.goes_on(now));
         let gpu_percent = seen.iter().filter_map(|seen| seen.gpu_percent).max();
         let cpu_percent = seen.iter().filter_map(|seen| seen.cpu_percent);
         let cpu_percent = cpu_percent.reduce(u32::saturating_add);
