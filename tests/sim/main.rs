@@ -6,12 +6,12 @@ use carrel_tests::sim::{EXPECTED, Mutant, catch, run, run_seeds};
 use clap::Parser;
 
 /// Worlds in which a planted bug must have been noticed.
-const MUTANT_SEEDS: u64 = 1_000;
+const MUTANT_SEEDS: u64 = 400;
 
 /// Lives simulated worlds, and says what went wrong in them.
 #[derive(Parser)]
 struct Arguments {
-    /// How many seeds [default: 1000; with --mutants: 1000 for each]
+    /// How many seeds [default: 1000; with --mutants: 400 for each]
     #[arg(long)]
     seeds: Option<u64>,
     /// Only this seed

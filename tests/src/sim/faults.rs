@@ -266,6 +266,14 @@ impl World {
             Cut::ToBroker => "node not heard",
             Cut::FromBroker => "node hears nothing",
         });
+        // What was said last hangs, and a node that is not heard is often not heard for long.
+        let length = match how {
+            Cut::ToBroker => {
+                self.network.hold_back(&node, &mut self.rng);
+                length.max(self.rng.below(LONG))
+            }
+            Cut::FromBroker | Cut::Both => length,
+        };
         self.network.cuts.push((node.clone(), how, self.now + length));
         if self.rng.one_in(2) {
             self.input(Input::Disconnected(node));

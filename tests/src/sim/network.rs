@@ -64,7 +64,15 @@ impl Network {
             let late = now + rng.below(LONG_DELAY);
             self.flying.push((late, message.clone()));
         }
-        let delay = if rng.one_in(40) {
+        // A connection of which one direction is dead hangs in the other more often than not.
+        let hangs = match &message {
+            Message::Desired(node, _) => {
+                let mut cuts = self.cuts.iter();
+                cuts.any(|(cut, how, _)| cut == node && *how == Cut::ToBroker)
+            }
+            Message::Observed(_) => false,
+        };
+        let delay = if rng.one_in(if hangs { 2 } else { 40 }) {
             counts.add("message held back");
             rng.below(HANGING_DELAY)
         } else if rng.one_in(8) {
@@ -74,6 +82,15 @@ impl Network {
             rng.below(USUAL_DELAY)
         };
         self.flying.push((now + delay, message));
+    }
+
+    /// What is on its way to a node hangs.
+    pub fn hold_back(&mut self, of: &NodeName, rng: &mut Rng) {
+        for (at, message) in &mut self.flying {
+            if matches!(message, Message::Desired(node, _) if node == of) {
+                *at += rng.below(HANGING_DELAY);
+            }
+        }
     }
 
     fn is_cut(&self, message: &Message) -> bool {

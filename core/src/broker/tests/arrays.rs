@@ -367,6 +367,12 @@ fn a_task_waits_for_the_same_task_of_another_array() {
         world.labels(second, JobState::Pending),
         [format!("{second}_[0,3]")]
     );
+    // The first one has been seen to run, the other has just started.
+    assert_eq!(world.labels(second, JobState::Running), [format!("{second}_1")]);
+    assert_eq!(
+        world.labels(second, JobState::Configuring),
+        [format!("{second}_2")]
+    );
     world.over("1_3", 0);
     assert_eq!(world.labels(second, JobState::Pending), [format!("{second}_0")]);
     let left = world.called(&format!("{second}_0"));
