@@ -123,6 +123,10 @@ impl World {
             let jobs = broker.state().jobs.values();
             self.excused.extend(jobs.filter_map(|job| job.key()));
         }
+        // Of what the store does not know to run, the broker hears later.
+        for node in self.nodes.values() {
+            self.excused.extend(node.running().map(|(key, _)| *key));
+        }
     }
 
     /// Nobody holds what is reserved for others in its time, and whoever is in a reservation holds nothing else.
