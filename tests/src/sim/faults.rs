@@ -181,6 +181,10 @@ impl World {
             if with_it && node.crash_container(self.now, false, &mut self.rng) {
                 self.counts.add("container crashed");
             }
+            if self.rng.one_in(3) {
+                node.doom_agent();
+                return;
+            }
             node.kill_agent(self.now, &mut self.rng);
             if self.rng.one_in(5) {
                 node.down_until = Some(self.now + LONG);

@@ -63,6 +63,7 @@ pub const EXPECTED: &[&str] = &[
     // Nodes.
     "agent killed",
     "agent killed between two actions",
+    "agent killed after a release",
     "agent started again",
     "agent's ledger lost",
     "unsynced ledger lost",

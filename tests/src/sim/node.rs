@@ -98,6 +98,10 @@ pub struct Node {
     pub containers: BTreeMap<JobKey, Container>,
     later: Vec<(u64, u64, Later)>,
     next_report: u64,
+    /// World milliseconds from which on the agent's timer may be heard again.
+    next_tick: u64,
+    /// Its agent dies as soon as it has taken in that nothing is left of a container.
+    doomed: bool,
     /// When the agent comes back, world milliseconds; none: it is up.
     pub down_until: Option<u64>,
     /// The host is suspended until then, world milliseconds.
@@ -151,6 +155,8 @@ impl Node {
             containers: BTreeMap::new(),
             later: Vec::new(),
             next_report: now,
+            next_tick: now,
+            doomed: false,
             down_until: None,
             asleep_until: None,
             skew,
@@ -257,6 +263,7 @@ impl Node {
     /// The agent's process dies; what it had under way stays half done.
     pub fn kill_agent(&mut self, now: u64, rng: &mut Rng) {
         self.agent = None;
+        self.doomed = false;
         self.process += 1;
         self.down_until = Some(now + rng.below(60_000));
     }
@@ -411,6 +418,7 @@ impl Node {
     fn tell(&mut self, now: u64, input: Input, rng: &mut Rng, counts: &mut Counts) {
         let clocks = self.clocks(now);
         let Some(agent) = self.agent.as_mut() else { return };
+        let dies = self.doomed && matches!(input, Input::Container(_, ContainerEvent::Released { .. }));
         for action in agent.handle(clocks, input) {
             if rng.one_in(2_000) {
                 counts.add("agent killed between two actions");
@@ -419,6 +427,15 @@ impl Node {
             }
             self.act(now, action, rng);
         }
+        if dies {
+            counts.add("agent killed after a release");
+            self.kill_agent(now, rng);
+        }
+    }
+
+    /// The agent will be killed before it can report what it releases next.
+    pub fn doom_agent(&mut self) {
+        self.doomed = true;
     }
 
     /// The agent ends what runs: notes it, if nothing that is known here asks for it.
@@ -569,7 +586,7 @@ impl Node {
         let up = self.agent.as_ref().map(|agent| {
             let tick = agent.next_tick(self.clocks(now));
             let tick = tick.map_or(u64::MAX, |wait| {
-                now.saturating_add(wait.as_millis() as u64).max(now + 1)
+                now.saturating_add(wait.as_millis() as u64).max(self.next_tick)
             });
             tick.min(self.next_report)
         });
@@ -599,6 +616,7 @@ impl Node {
             self.complete(now, process, what, rng, counts);
         }
         if self.agent.is_some() {
+            self.next_tick = now + 1;
             self.tell(now, Input::Tick, rng, counts);
         }
         if self.next_report > now {
@@ -658,7 +676,7 @@ impl Node {
         let wall = self.clocks(now).wall.0;
         let overdue = |key: &JobKey| {
             let told = self.deadlines.get(key);
-            told.is_some_and(|deadline| deadline.0 + END_WITHIN <= wall)
+            told.is_some_and(|deadline| deadline.0.saturating_add(END_WITHIN) <= wall)
         };
         self.running().map(|(key, _)| *key).find(overdue)
     }
