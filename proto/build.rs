@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-const FILES: [&str; 10] = [
+const FILES: [&str; 11] = [
     "carrel/v1/types.proto",
     "carrel/v1/init.proto",
     "carrel/v1/terminal.proto",
@@ -13,6 +13,7 @@ const FILES: [&str; 10] = [
     "carrel/v1/reservation.proto",
     "carrel/v1/broker.proto",
     "carrel/v1/signin.proto",
+    "carrel/v1/step.proto",
 ];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -36,6 +36,7 @@ pub enum Command {
     Alloc(commands::alloc::AllocArgs),
     Open(commands::open::OpenArgs),
     Submit(Box<commands::submit::SubmitArgs>),
+    Run(Box<commands::run::RunArgs>),
     Logs(commands::logs::LogsArgs),
     Cancel(commands::cancel::CancelArgs),
     Requeue(commands::requeue::RequeueArgs),
@@ -67,4 +68,10 @@ pub enum Command {
     Proxy(commands::proxy::ProxyArgs),
     Completion(commands::completion::CompletionArgs),
     Version(commands::version::VersionArgs),
+    /// What `carrel run` starts on each node
+    #[command(hide = true)]
+    StepNode(crate::step::node::NodeArgs),
+    /// What that starts each task with
+    #[command(hide = true)]
+    StepTask(crate::step::task::TaskArgs),
 }

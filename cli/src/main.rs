@@ -30,6 +30,7 @@ mod signals;
 mod ssh;
 mod start;
 mod stdio;
+mod step;
 mod stream;
 mod terminal;
 mod times;

@@ -8,7 +8,7 @@ use tokio::net::UnixStream;
 use tokio::net::unix::pipe;
 
 /// stdin: a pipe or a socket, as SSH gives a ProxyCommand, is read without a thread between.
-pub fn input() -> Box<dyn AsyncRead + Unpin> {
+pub fn input() -> Box<dyn AsyncRead + Unpin + Send> {
     if let Ok(pipe) = fd_of(&io::stdin()).and_then(|fd| {
         widen(&fd);
         pipe::Receiver::from_owned_fd(fd)
@@ -22,7 +22,7 @@ pub fn input() -> Box<dyn AsyncRead + Unpin> {
 }
 
 /// stdout, likewise.
-pub fn output() -> Box<dyn AsyncWrite + Unpin> {
+pub fn output() -> Box<dyn AsyncWrite + Unpin + Send> {
     if let Ok(pipe) = fd_of(&io::stdout()).and_then(|fd| {
         widen(&fd);
         pipe::Sender::from_owned_fd(fd)

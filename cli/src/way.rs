@@ -36,6 +36,10 @@ pub struct Way {
     address: Address,
     session: String,
     rank: u32,
+    /// A job, in place of the session; 0: none.
+    job: u64,
+    /// The host key there, as the broker said last.
+    host_key: String,
     /// Gateways, as the broker named them last, in order of preference.
     gateways: Vec<String>,
     /// The last gateway's ticket, for coming back.
@@ -66,9 +70,24 @@ impl Way {
             address,
             session,
             rank,
+            job: 0,
+            host_key: String::new(),
             gateways: Vec::new(),
             resumption: None,
         }
+    }
+
+    /// To a rank of one's own job.
+    pub fn to_job(address: Address, job: u64, rank: u32) -> Self {
+        Self {
+            job,
+            ..Self::new(address, String::new(), rank)
+        }
+    }
+
+    /// The SSH host key of the container there (OpenSSH text), once a stream was opened; empty: the broker does not know it.
+    pub fn host_key(&self) -> &str {
+        &self.host_key
     }
 
     /// The first transport of a stream. `patience`: if need be the session is started, within this.
@@ -96,7 +115,7 @@ impl Way {
                     since_running = None;
                     continue;
                 }
-                Err(status) if status.code() == Code::NotFound => {
+                Err(status) if status.code() == Code::NotFound && self.job == 0 => {
                     return Err(no_session(&self.session, status));
                 }
                 Err(status) if wait::is_passing(status.code()) => CliError::from(status),
@@ -115,9 +134,11 @@ impl Way {
         let request = v1::OpenStreamRequest {
             name: self.session.clone(),
             rank: self.rank,
+            job: self.job,
         };
         let way = client.open_stream(request).await?.into_inner();
         self.gateways = way.endpoints;
+        self.host_key = way.host_key;
         let wrong = |_| tonic::Status::internal("the broker's ticket has a secret of the wrong length");
         Ok(Ticket {
             content: way.ticket,

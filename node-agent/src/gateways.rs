@@ -9,12 +9,14 @@ use std::path::{Path, PathBuf};
 
 use carrel_proto::v1::{Desired, GatewayEndpoint};
 use prost::Message;
+use tokio::sync::watch;
 
 /// The file of one state directory.
 #[derive(Debug)]
 pub struct GatewaysFile {
     path: PathBuf,
     written: Vec<GatewayEndpoint>,
+    told: watch::Sender<Vec<GatewayEndpoint>>,
 }
 
 impl GatewaysFile {
@@ -36,12 +38,18 @@ impl GatewaysFile {
                 Vec::new()
             }
         };
-        Self { path, written }
+        let told = watch::Sender::new(written.clone());
+        Self { path, written, told }
     }
 
     /// What was written last.
     pub fn known(&self) -> &[GatewayEndpoint] {
         &self.written
+    }
+
+    /// What the broker named last, now and from now on.
+    pub fn watch(&self) -> watch::Receiver<Vec<GatewayEndpoint>> {
+        self.told.subscribe()
     }
 
     /// Keeps these, if they are others than before. Blocks for a moment; a failure is tried again with the
@@ -50,6 +58,7 @@ impl GatewaysFile {
         if gateways == self.written {
             return;
         }
+        self.told.send_replace(gateways.to_vec());
         let message = Desired {
             gateways: gateways.to_vec(),
             ..Desired::default()

@@ -116,7 +116,7 @@ pub fn write_deadline(dir: &Path, text: &str) -> Result<()> {
 /// # Errors
 /// The socket cannot be made.
 pub async fn serve(dir: &Path, key: JobKey, uid: u32, upstream: Arc<Upstream>) -> Result<Infallible> {
-    let listener = bind(dir)?;
+    let listener = bind(dir, SOCKET_NAME)?;
     let job = Arc::new(Job {
         key,
         uid,
@@ -142,8 +142,9 @@ pub async fn serve(dir: &Path, key: JobKey, uid: u32, upstream: Arc<Upstream>) -
     }
 }
 
-fn bind(dir: &Path) -> Result<UnixListener> {
-    let path = dir.join(SOCKET_NAME);
+/// A socket for the job's programs, in place of one that an earlier agent left.
+pub(crate) fn bind(dir: &Path, name: &str) -> Result<UnixListener> {
+    let path = dir.join(name);
     let what = || format!("the socket {}", path.display());
     match fs::remove_file(&path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error).with_context(what),

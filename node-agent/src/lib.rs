@@ -21,6 +21,7 @@ pub mod identity;
 pub mod image;
 pub mod init_client;
 pub mod inside;
+pub mod job_streams;
 pub mod jobs;
 pub mod ledger;
 pub mod link;

@@ -127,6 +127,7 @@ pub async fn run(config: Config, membership: Membership, cancel: CancellationTok
     let (inventory, inventory_of_jobs) = watch::channel(found.inventory.clone());
     let run_dirs = runtime.clone();
     let allow_root = config.allow_root.unwrap_or_else(|| is_here(&membership.broker));
+    let gateways = GatewaysFile::open(&config.state);
     let mut service = Service {
         agent: Agent::new(myself, kept, now()),
         ledger,
@@ -140,6 +141,7 @@ pub async fn run(config: Config, membership: Membership, cancel: CancellationTok
             mps: mps.clone(),
             inventory: inventory_of_jobs,
             upstream: Arc::new(Upstream::new(membership.broker.clone(), tls_in.clone())),
+            gateways: gateways.watch(),
             allow_root,
             events: events.clone(),
         }),
@@ -151,7 +153,7 @@ pub async fn run(config: Config, membership: Membership, cancel: CancellationTok
             Logs::new(runtime.clone(), held.subscribe()),
             cancel.clone(),
         ),
-        gateways: GatewaysFile::open(&config.state),
+        gateways,
         inventory,
         reports,
         held,

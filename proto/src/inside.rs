@@ -6,6 +6,8 @@
 //! The broker takes that header from nodes' certificates only, and only for an allocation that runs on
 //! that node.
 
+use carrel_core::model::ids::JobKey;
+
 /// Directory in the container that holds the socket and what the job may read of itself. It is mounted whole, so that an
 /// agent that was restarted can bind the socket again.
 pub const DIR: &str = "/.carrel/api";
@@ -13,6 +15,8 @@ pub const DIR: &str = "/.carrel/api";
 pub const SOCKET_NAME: &str = "api.sock";
 /// The socket, as programs in the container find it.
 pub const SOCKET: &str = "/.carrel/api/api.sock";
+/// The socket beside it that leads to a gateway: what OpenStream answers with to who asks from inside.
+pub const STREAMS_NAME: &str = "streams.sock";
 /// The file that says when the job ends, beside the socket: JSON, replaced whole when that changes.
 pub const DEADLINE_NAME: &str = "deadline.json";
 /// The same, as programs in the container find it: the value of `CARREL_DEADLINE_FILE` in every channel.
@@ -20,6 +24,17 @@ pub const DEADLINE: &str = "/.carrel/api/deadline.json";
 /// Metadata key of the allocation that a call comes from, a [`JobKey`](carrel_core::model::ids::JobKey) as text:
 /// set by agents alone.
 pub const HEADER: &str = "carrel-job";
+
+/// The way of byte streams from inside, as an endpoint.
+pub fn streams() -> String {
+    format!("unix:{DIR}/{STREAMS_NAME}")
+}
+
+/// SSH principal that opens the containers of one allocation and nothing else: what a certificate that was asked for
+/// from inside carries. No user is called so.
+pub fn principal(key: JobKey) -> String {
+    format!("job/{key}")
+}
 
 /// The socket as an address: the value of `CARREL_BROKER` in every channel.
 pub fn address() -> String {
@@ -29,6 +44,16 @@ pub fn address() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_user_has_the_name_of_a_jobs_principal() {
+        use carrel_core::model::ids::{Generation, JobId, UserName};
+        let key = JobKey {
+            job: JobId(7),
+            generation: Generation(1),
+        };
+        assert!(principal(key).parse::<UserName>().is_err());
+    }
 
     #[test]
     fn the_socket_lies_in_its_directory() {

@@ -39,6 +39,7 @@ mod sharing;
 mod shell;
 mod sign_in;
 mod slices;
+mod steps;
 mod terminals;
 mod tidy;
 mod transfer;

@@ -349,6 +349,7 @@ async fn ticket(cluster: &Cluster, session: &str) -> Ticket {
     let request = OpenStreamRequest {
         name: session.to_owned(),
         rank: 0,
+        job: 0,
     };
     let way = BrokerClient::new(channel).open_stream(request).await;
     let way = way.expect("a ticket").into_inner();

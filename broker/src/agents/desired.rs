@@ -97,7 +97,10 @@ fn access(
     v1::SshAccess {
         user_cas: vec![context.ssh.user_ca()],
         keys: keys.map(ToString::to_string).collect(),
-        principals: inside.iter().map(ToString::to_string).collect(),
+        // And its own steps, which reach nothing else.
+        principals: (inside.iter().map(ToString::to_string))
+            .chain([carrel_proto::inside::principal(job.key)])
+            .collect(),
         read_only_principals: shared_with(Share::ReadOnly).map(ToString::to_string).collect(),
         host_certificate: certificates.get(context, job),
     }

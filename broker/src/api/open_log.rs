@@ -67,5 +67,6 @@ pub(super) async fn open_log(call: Call, request: GetJobRequest) -> Result<OpenS
         ticket: ticket.content,
         secret: ticket.secret.to_vec(),
         host_principal: String::new(),
+        host_key: String::new(),
     })
 }

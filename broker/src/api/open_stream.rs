@@ -1,12 +1,18 @@
 //! Permission for one byte stream.
 
+use std::sync::Arc;
+
+use carrel_core::broker::State;
+use carrel_core::model::ids::JobId;
+use carrel_core::model::job::Job;
+use carrel_proto::inside;
 use carrel_proto::stream::{Endpoint, Id, Ticket};
 use carrel_proto::v1::{OpenStreamRequest, OpenStreamResponse, StreamTicket};
 use tonic::{Code, Status};
 
-use super::refuse::with_hint;
-use super::ticket::ticket_for;
-use super::{Call, convert, session_ref};
+use super::refuse::{self, with_hint};
+use super::ticket::{ticket_for, ticket_for_job};
+use super::{Call, convert, job_ref, session_ref};
 
 pub(super) async fn open_stream(
     call: Call,
@@ -14,21 +20,29 @@ pub(super) async fn open_stream(
 ) -> Result<OpenStreamResponse, Status> {
     let snapshot = call.snapshot();
     let state = snapshot.state();
-    let session = call.session(state, &session_ref(&request.name)?)?;
+    let user = &call.asker.caller.user;
     let now = call.context.clock.now();
-    let content = ticket_for(state, &session, request.rank, &call.asker.caller.user, now)?;
+    let (content, base) = if request.job == 0 {
+        let session = call.session(state, &session_ref(&request.name)?)?;
+        let content = ticket_for(state, &session, request.rank, user, now)?;
+        (content, convert::host_principal(state, &session))
+    } else {
+        let job = own_job(&call, state, request.job).await?;
+        // What its host certificate says is for those who do not know its key.
+        (ticket_for_job(&job, request.rank, user, now)?, String::new())
+    };
     let endpoints = endpoints(&call);
     if endpoints.is_empty() {
         return Err(no_gateway());
     }
+    let host_key = host_key(state, &content);
     let id: Id = rand::random();
     let content = StreamTicket {
         id: id.to_vec(),
         ..content
     };
     let ticket = Ticket::new(call.context.gateways.stream_key(), &content);
-    let base = convert::host_principal(state, &session);
-    let host_principal = if request.rank == 0 {
+    let host_principal = if request.rank == 0 || base.is_empty() {
         base
     } else {
         format!("{}.{base}", request.rank)
@@ -38,7 +52,30 @@ pub(super) async fn open_stream(
         ticket: ticket.content,
         secret: ticket.secret.to_vec(),
         host_principal,
+        host_key,
     })
+}
+
+/// A job of the caller's: nobody enters what is another's.
+async fn own_job(call: &Call, state: &State, id: u64) -> Result<Arc<Job>, Status> {
+    let job = call.job(state, &job_ref(id, "")?).await?;
+    if job.owner != call.asker.caller.user {
+        call.asker
+            .caller
+            .must_reach_others(call.right)
+            .map_err(refuse::status)?;
+    }
+    Ok(job)
+}
+
+/// The host key of the rank that a ticket is for, as its node told it; empty: it has told none.
+fn host_key(state: &State, ticket: &StreamTicket) -> String {
+    let job = state.jobs.get(&JobId(ticket.job)).and_then(|job| job.placed());
+    let found = job.and_then(|placed| {
+        let mut parts = placed.allocation.nodes.iter().zip(&placed.ranks);
+        parts.find(|(part, _)| part.node.as_str() == ticket.node)
+    });
+    found.map(|(_, rank)| rank.host_key.clone()).unwrap_or_default()
 }
 
 pub(super) fn no_gateway() -> Status {
@@ -57,10 +94,14 @@ pub(super) fn endpoints(call: &Call) -> Vec<String> {
         .list()
         .into_iter()
         .flat_map(|gateway| gateway.client_streams);
-    all.filter(|endpoint| match endpoint.parse() {
+    let mut all = all.filter(|endpoint| match endpoint.parse() {
         Ok(Endpoint::Unix(_)) => call.asker.local,
         Ok(Endpoint::Tcp(_)) => true,
         Err(_) => false,
-    })
-    .collect()
+    });
+    if call.asker.caller.job().is_some() {
+        // A container reaches its node's agent, which knows the gateways.
+        return all.next().map(|_| inside::streams()).into_iter().collect();
+    }
+    all.collect()
 }

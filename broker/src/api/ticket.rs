@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use carrel_core::broker::State;
 use carrel_core::model::ids::UserName;
-use carrel_core::model::job::JobState;
+use carrel_core::model::job::{Job, JobState, Placed};
 use carrel_core::model::session::Session;
 use carrel_core::model::time::Timestamp;
 use carrel_proto::v1::StreamTicket;
@@ -43,11 +43,43 @@ pub fn ticket_for(
         };
         return Err(with_hint(Code::FailedPrecondition, message, &hint));
     };
+    ticket_of(job, placed, rank, user, now)
+}
+
+/// The same for a rank of any job that runs: a batch job has no session.
+pub fn ticket_for_job(job: &Job, rank: u32, user: &UserName, now: Timestamp) -> Result<StreamTicket, Status> {
+    let id = job.label();
+    match (job.state(), job.placed()) {
+        (JobState::Running, Some(placed)) => ticket_of(job, placed, rank, user, now),
+        (JobState::Pending | JobState::Configuring, _) => Err(with_hint(
+            Code::FailedPrecondition,
+            format!("job {id} does not run yet"),
+            &format!("`carrel explain {id}` says why"),
+        )),
+        (state, _) => Err(with_hint(
+            Code::FailedPrecondition,
+            format!("job {id} does not run any more: it is {}", state.name()),
+            &format!("`carrel show {id}` says how it ended"),
+        )),
+    }
+}
+
+fn ticket_of(
+    job: &Job,
+    placed: &Placed,
+    rank: u32,
+    user: &UserName,
+    now: Timestamp,
+) -> Result<StreamTicket, Status> {
     let nodes = &placed.allocation.nodes;
     let Some(part) = nodes.get(rank as usize) else {
         return Err(invalid(format!(
-            "session {name} has ranks 0 to {}, not {rank}",
-            nodes.len() - 1
+            "{} has ranks 0 to {}, not {rank}",
+            match job.session {
+                Some(_) => format!("session {}", job.name),
+                None => format!("job {}", job.label()),
+            },
+            nodes.len().saturating_sub(1)
         )));
     };
     Ok(StreamTicket {
@@ -56,7 +88,7 @@ pub fn ticket_for(
         generation: placed.generation.0,
         node: part.node.to_string(),
         user: user.to_string(),
-        session: session.id.0,
+        session: job.session.map_or(0, |session| session.0),
         expires_ms: now.after(VALIDITY).millis(),
         made_ms: now.millis(),
         stream: Vec::new(),

@@ -86,6 +86,7 @@ async fn users_see_and_do_their_own_only() {
         let stream = v1::OpenStreamRequest {
             name: name.into(),
             rank: 0,
+            job: 0,
         };
         assert_eq!(
             bob.open_stream(stream).await.expect_err(name).code(),

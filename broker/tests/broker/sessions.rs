@@ -100,6 +100,7 @@ async fn a_session_opens_runs_gives_tickets_and_ends() {
     let stream = v1::OpenStreamRequest {
         name: "dev".into(),
         rank: 0,
+        job: 0,
     };
     let refused = client.open_stream(stream.clone()).await.expect_err("not ready");
     assert_eq!(
@@ -161,6 +162,7 @@ async fn a_session_opens_runs_gives_tickets_and_ends() {
     let beyond = v1::OpenStreamRequest {
         name: "dev".into(),
         rank: 1,
+        job: 0,
     };
     assert_eq!(
         client.open_stream(beyond).await.expect_err("one rank").code(),

@@ -61,6 +61,7 @@ async fn a_share_is_seen_by_both_and_told_to_the_node() {
     let stream = v1::OpenStreamRequest {
         name: "dev.alice".into(),
         rank: 0,
+        job: 0,
     };
     assert_eq!(
         bob.open_stream(stream.clone())

@@ -136,7 +136,7 @@ pub enum OpenMode {
 }
 
 /// `gpu`, `gpu:4`, `gpu:h100:4`; as in Slurm one is meant where no number is said.
-fn parse_gres(text: &str) -> Result<GpuCount, String> {
+pub fn parse_gres(text: &str) -> Result<GpuCount, String> {
     match text {
         "gpu" => units::parse_gpus("1"),
         "none" => Err("leave it out to ask for no GPUs".to_owned()),

@@ -131,9 +131,7 @@ pub async fn run(context: &Context, args: AllocArgs) -> Result<u8> {
         job,
     };
 
-    let limit = args.immediate.map_or(Limit::None, |seconds| {
-        Limit::Granted(AT_ONCE.max(std::time::Duration::from_secs(seconds.into())))
-    });
+    let limit = Allocation::limit(args.immediate);
     if let Some(code) = allocation.wait(limit, &mut signals).await? {
         return Ok(code);
     }
@@ -147,7 +145,7 @@ pub async fn run(context: &Context, args: AllocArgs) -> Result<u8> {
 }
 
 /// Resources that this program has asked for, and frees.
-struct Allocation {
+pub(super) struct Allocation {
     client: Client,
     address: Address,
     session: v1::Session,
@@ -155,8 +153,55 @@ struct Allocation {
 }
 
 impl Allocation {
+    /// Asks for resources, without a shell on them. Without a name it is forgotten at its end.
+    pub(super) async fn ask(
+        context: &Context,
+        request: &RequestArgs,
+        idle: &IdleArgs,
+        start: &StartArgs,
+        name: Option<String>,
+    ) -> Result<Self> {
+        let base = v1::SessionSpec {
+            image: context.config.image.clone().unwrap_or_default(),
+            ..Default::default()
+        };
+        let mut spec = request.over(base)?;
+        idle.over(&mut spec);
+        let address = context.address()?;
+        let mut client = crate::connect::connect(&address).await?;
+        let request = v1::OpenSessionRequest {
+            ephemeral: name.is_none(),
+            name: name.unwrap_or_default(),
+            spec: Some(spec),
+            must_start: true,
+            request_key: request::new_key(),
+            start: start.wish(),
+        };
+        let (session, _) = wait::session_of(wait::open_session(&mut client, request).await?)?;
+        let job = session.job.as_ref().map_or(0, |job| job.id);
+        Ok(Self {
+            client,
+            address,
+            session,
+            job,
+        })
+    }
+
+    /// Until when it is waited for: `--immediate`.
+    pub(super) fn limit(immediate: Option<u32>) -> Limit {
+        immediate.map_or(Limit::None, |seconds| {
+            Limit::Granted(AT_ONCE.max(std::time::Duration::from_secs(seconds.into())))
+        })
+    }
+
+    /// What it holds.
+    pub(super) fn job(&self) -> Result<&v1::Job> {
+        let job = self.session.job.as_ref();
+        job.ok_or_else(|| CliError::failed("the allocation has no job"))
+    }
+
     /// Waits until it runs. Returns the exit code when the person left instead.
-    async fn wait(&mut self, limit: Limit, signals: &mut Signals) -> Result<Option<u8>> {
+    pub(super) async fn wait(&mut self, limit: Limit, signals: &mut Signals) -> Result<Option<u8>> {
         let mut progress = Progress::begin();
         let waited = wait::until_running(
             &mut self.client,
@@ -326,7 +371,7 @@ impl Allocation {
     }
 
     /// Ends the job. A second Ctrl-C gives up on a broker that does not answer.
-    async fn free(&mut self, signals: &mut Signals) -> Result<()> {
+    pub(super) async fn free(&mut self, signals: &mut Signals) -> Result<()> {
         tokio::select! {
             stopped = wait::stop_job(&mut self.client, &self.session, self.job) => stopped,
             signal = signals.next() => Err(CliError::new(

@@ -21,6 +21,7 @@ pub mod ps;
 pub mod queue;
 pub mod requeue;
 pub mod rm;
+pub mod run;
 pub mod share;
 pub mod show;
 pub mod ssh;
@@ -44,6 +45,9 @@ fn works_inside(command: &Command) -> bool {
         | Command::Explain(_)
         | Command::Extend(_)
         | Command::Stop(_)
+        | Command::Run(_)
+        | Command::StepNode(_)
+        | Command::StepTask(_)
         | Command::Completion(_)
         | Command::Version(_) => true,
         Command::Alloc(_)
@@ -91,6 +95,9 @@ pub async fn run(context: &Context, command: Command) -> Result<u8> {
         Command::Alloc(args) => Box::pin(alloc::run(context, args)).await,
         Command::Open(args) => open::run(context, args).await,
         Command::Submit(args) => submit::run(context, *args).await,
+        Command::Run(args) => Box::pin(run::run(context, *args)).await,
+        Command::StepNode(args) => crate::step::node::run(&args).await,
+        Command::StepTask(args) => crate::step::task::run(&args),
         Command::Logs(args) => logs::run(context, args).await,
         Command::Cancel(args) => cancel::run(context, args).await,
         Command::Requeue(args) => requeue::run(context, args).await,

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use carrel_core::model::ids::JobId;
 use carrel_proto::v1;
+use clap::CommandFactory as _;
 
 use crate::batch::{SubmitOptions, directives, environment, script};
 use crate::connect::Client;
@@ -57,20 +58,63 @@ enum What {
     Command(Vec<String>),
 }
 
-/// Prepares a command line for parsing, if it is this verb's: marks a command, and tells the name of the output's file
-/// from how data is printed.
+/// Prepares a command line for parsing, if it is this verb's or a step's: marks a command, and tells the name of the
+/// output's file from how data is printed.
 pub fn prepare(args: Vec<String>) -> Vec<String> {
-    let Some(verb) = verb_of(&args).filter(|at| args[*at] == "submit") else {
+    let Some(verb) = verb_of(&args).filter(|at| matches!(args[*at].as_str(), "submit" | "run")) else {
         return args;
     };
-    let end = args.iter().position(|arg| arg == "--").unwrap_or(args.len());
+    let words = &args[verb + 1..];
+    // What follows the script, or the command, is its own.
+    let end = verb + 1 + options_end(&args[verb], words);
     let mut prepared = args[..=verb].to_vec();
-    prepared.extend(batch::name_output(&args[verb + 1..end.max(verb + 1)], true));
-    if end < args.len() {
+    prepared.extend(batch::name_output(&args[verb + 1..end], true));
+    let mark = args[verb] == "submit" && args.get(end).is_some_and(|word| word == "--");
+    if mark {
         prepared.extend(["--".to_owned(), COMMAND_MARK.to_owned()]);
         prepared.extend_from_slice(&args[end + 1..]);
+    } else {
+        prepared.extend_from_slice(&args[end..]);
     }
     prepared
+}
+
+/// How many words are options and their values: up to the first that is neither, or "--".
+fn options_end(verb: &str, words: &[String]) -> usize {
+    let cli = crate::cli::Cli::command();
+    let Some(command) = cli.find_subcommand(verb) else {
+        return words.len();
+    };
+    let options = || command.get_arguments().chain(cli.get_arguments());
+    // Whether an option's value is the next word.
+    let takes_next = |arg: &clap::Arg| arg.get_action().takes_values() && !arg.is_require_equals_set();
+    let mut at = 0;
+    while let Some(word) = words.get(at) {
+        if word == "--" || !word.starts_with('-') || word == "-" {
+            return at;
+        }
+        let next = match word.strip_prefix("--") {
+            Some(long) if long.contains('=') => false,
+            // srun and sbatch call the output's file so.
+            Some("output") => true,
+            Some(long) => options()
+                .find(|arg| {
+                    let mut names = arg.get_long_and_visible_aliases().unwrap_or_default();
+                    names.extend(arg.get_all_aliases().unwrap_or_default());
+                    names.contains(&long)
+                })
+                .is_some_and(takes_next),
+            None => {
+                let mut letters = word[1..].chars();
+                let valued = letters.find_map(|letter| {
+                    options().find(|arg| arg.get_short() == Some(letter) && arg.get_action().takes_values())
+                });
+                valued.is_some_and(|arg| takes_next(arg) && letters.as_str().is_empty())
+            }
+        };
+        at += 1 + usize::from(next);
+    }
+    words.len()
 }
 
 /// Where the verb stands: the first word that is neither an option nor the value of one.
@@ -296,7 +340,29 @@ mod tests {
         assert_eq!(script("-N 7 --gpus x"), ["-N", "7", "--gpus", "x"]);
         assert_eq!(script("a -- b"), ["a", "--", "b"]);
         assert_eq!(script("a : b"), ["a", ":", "b"]);
+        assert_eq!(
+            script("--output=mine --output mine -J x"),
+            ["--output=mine", "--output", "mine", "-J", "x"]
+        );
         assert!(what(&parse("carrel submit --")).is_err());
+    }
+
+    #[test]
+    fn options_end_where_the_command_begins() {
+        let end = |verb: &str, line: &str| {
+            let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+            let end = options_end(verb, &words);
+            words[end..].join(" ")
+        };
+        assert_eq!(
+            end("run", "-n 4 -l hostname -f --output=x"),
+            "hostname -f --output=x"
+        );
+        assert_eq!(end("run", "-n4 -lu --output x.out -K ./a -n 2"), "./a -n 2");
+        assert_eq!(end("run", "-lun 4 --error=e --jobid 7 a"), "a");
+        assert_eq!(end("run", "-N2 -- -a"), "-- -a");
+        assert_eq!(end("submit", "-J x --begin now+1h job.sh -J y"), "job.sh -J y");
+        assert_eq!(end("submit", "--wrap 'a"), "");
     }
 
     #[test]

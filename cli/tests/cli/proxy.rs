@@ -24,6 +24,7 @@ fn way(fake: &Fake) -> v1::OpenStreamResponse {
         ticket: TICKET.to_vec(),
         secret: stream::ticket_secret(&KEY, TICKET).to_vec(),
         host_principal: String::new(),
+        host_key: String::new(),
     }
 }
 

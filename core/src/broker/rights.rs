@@ -173,8 +173,8 @@ impl Call {
             Self::ShareSession    => needs( User,     Full,     Some(Admin),    None,                  No),
             Self::UnshareSession  => needs( User,     Full,     Some(Admin),    None,                  No),
             // Nobody enters what is not theirs, whatever their role.
-            Self::OpenStream      => needs( User,     Sessions, None,           Some(Share::ReadOnly), No),
-            Self::SignSshKey      => needs( User,     Sessions, None,           None,                  No),
+            Self::OpenStream      => needs( User,     Sessions, None,           Some(Share::ReadOnly), Own),
+            Self::SignSshKey      => needs( User,     Sessions, None,           None,                  Own),
             // Jobs are seen by all, as in squeue.
             Self::GetJob          => needs( User,     Read,     Some(User),     None,                  Own),
             Self::SubmitJob       => needs( User,     Sessions, None,           None,                  No),

@@ -51,6 +51,8 @@ pub struct Shared {
     pub inventory: watch::Receiver<Inventory>,
     /// The way to the broker for what jobs say to it.
     pub upstream: Arc<Upstream>,
+    /// The gateways that the broker names.
+    pub gateways: watch::Receiver<Vec<v1::GatewayEndpoint>>,
     /// Jobs of user 0 may run.
     pub allow_root: bool,
     /// What happens to containers.

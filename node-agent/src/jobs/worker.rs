@@ -18,7 +18,7 @@ use super::slices::NotGiven;
 use super::{Command, Shared, Wanted, config, usage};
 use crate::init_client::{Told, keep_told};
 use crate::runtime::{ContainerRecord, Exit, LeaseEnd};
-use crate::{cdi, inside, mps};
+use crate::{cdi, inside, job_streams, mps};
 
 /// Longest wait for carrel-init to say that it is up: it takes some milliseconds, on a host that swaps seconds.
 const READY_TIMEOUT: Duration = Duration::from_mins(1);
@@ -373,7 +373,9 @@ async fn hear_inside(shared: Arc<Shared>, key: JobKey, mut wanted: watch::Receiv
         return;
     };
     let dir = shared.runtime.api_dir(key);
-    let Err(error) = inside::serve(&dir, key, uid, Arc::clone(&shared.upstream)).await;
+    let calls = inside::serve(&dir, key, uid, Arc::clone(&shared.upstream));
+    let streams = job_streams::serve(&dir, key, uid, shared.gateways.clone());
+    let Err(error) = tokio::try_join!(calls, streams);
     tracing::warn!(
         error = format!("{error:#}"),
         "`carrel` does not work inside this job"

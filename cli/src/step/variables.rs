@@ -1,0 +1,180 @@
+//! The environment of a step's tasks (`man srun`, OUTPUT ENVIRONMENT VARIABLES), and what torchrun's readers look for.
+
+use std::collections::BTreeMap;
+
+use carrel_proto::v1;
+
+use super::layout::in_short;
+
+/// Variables by name.
+pub type Variables = BTreeMap<String, String>;
+
+/// What a node says of itself: it counts over what comes from the node where the step was begun.
+const OF_THE_NODE: [&str; 12] = [
+    "CARREL_BROKER",
+    "CARREL_DEADLINE_FILE",
+    "CARREL_GO",
+    "CARREL_NODE",
+    "CARREL_RANK",
+    "CUDA_VISIBLE_DEVICES",
+    "HOSTNAME",
+    "SLURMD_NODENAME",
+    "SLURM_CPUS_ON_NODE",
+    "SLURM_GPUS_ON_NODE",
+    "SLURM_JOB_GPUS",
+    "SLURM_MEM_PER_NODE",
+];
+/// Ports for MASTER_PORT, by job and step: below those that systems give out by themselves.
+const PORTS: std::ops::Range<u64> = 20_000..30_000;
+
+/// What all tasks of a step have on this node.
+pub fn of_step(start: &v1::StepStart, step: u32, own: Variables) -> Variables {
+    let given = start
+        .env
+        .iter()
+        .map(|variable| (variable.name.clone(), variable.value.clone()));
+    let mut all: Variables = if start.whole_env {
+        let of_node = own
+            .into_iter()
+            .filter(|(name, _)| OF_THE_NODE.contains(&name.as_str()));
+        let mut all: Variables = given.collect();
+        all.retain(|name, _| !OF_THE_NODE.contains(&name.as_str()));
+        all.extend(of_node);
+        all
+    } else {
+        let mut all = own;
+        all.extend(given);
+        all
+    };
+    let tasks: u32 = start.tasks_per_node.iter().sum();
+    let nodes = start.nodes.len().to_string();
+    let job: u64 = all
+        .get("SLURM_JOB_ID")
+        .and_then(|id| id.parse().ok())
+        .unwrap_or(0);
+    let mut put = |name: &str, value: String| drop(all.insert(name.to_owned(), value));
+    put("SLURM_STEP_ID", step.to_string());
+    put("SLURM_STEPID", step.to_string());
+    put("SLURM_STEP_NUM_NODES", nodes.clone());
+    put("SLURM_NNODES", nodes);
+    put("SLURM_STEP_NUM_TASKS", tasks.to_string());
+    put("SLURM_NTASKS", tasks.to_string());
+    put("SLURM_NPROCS", tasks.to_string());
+    put("SLURM_STEP_NODELIST", start.nodes.join(","));
+    put("SLURM_NODELIST", start.nodes.join(","));
+    put("SLURM_STEP_TASKS_PER_NODE", in_short(&start.tasks_per_node));
+    put("SLURM_TASKS_PER_NODE", in_short(&start.tasks_per_node));
+    put("SLURM_NODEID", start.node_index.to_string());
+    put("SLURM_CPUS_PER_TASK", start.cpus_per_task.max(1).to_string());
+    let ranks: Vec<String> = start.ranks.iter().map(ToString::to_string).collect();
+    put("SLURM_GTIDS", ranks.join(","));
+    put("WORLD_SIZE", tasks.to_string());
+    put("LOCAL_WORLD_SIZE", start.ranks.len().to_string());
+    if start.nodes.len() == 1 {
+        all.entry("MASTER_ADDR".to_owned())
+            .or_insert_with(|| "127.0.0.1".to_owned());
+    } else if let Some(first) = start.nodes.first() {
+        all.entry("MASTER_ADDR".to_owned())
+            .or_insert_with(|| first.clone());
+    }
+    let range = PORTS.end - PORTS.start;
+    let port = PORTS.start + job.wrapping_mul(16).wrapping_add(u64::from(step)) % range;
+    all.entry("MASTER_PORT".to_owned()).or_insert(port.to_string());
+    all
+}
+
+/// What one task has besides.
+pub fn of_task(all: &Variables, rank: u32, local: usize, gpus: Option<&[String]>) -> Variables {
+    let mut env = all.clone();
+    let mut put = |name: &str, value: String| drop(env.insert(name.to_owned(), value));
+    put("SLURM_PROCID", rank.to_string());
+    put("SLURM_LOCALID", local.to_string());
+    put("RANK", rank.to_string());
+    put("LOCAL_RANK", local.to_string());
+    if let Some(gpus) = gpus {
+        put("CUDA_VISIBLE_DEVICES", gpus.join(","));
+        put("SLURM_STEP_GPUS", gpus.join(","));
+        put("SLURM_GPUS_ON_NODE", gpus.len().to_string());
+    }
+    env
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn start() -> v1::StepStart {
+        v1::StepStart {
+            ranks: vec![2, 3],
+            node_index: 1,
+            nodes: vec!["n1".into(), "n2".into()],
+            tasks_per_node: vec![2, 2],
+            cpus_per_task: 3,
+            env: vec![
+                v1::EnvVar {
+                    name: "SEED".into(),
+                    value: "7".into(),
+                },
+                v1::EnvVar {
+                    name: "CUDA_VISIBLE_DEVICES".into(),
+                    value: "theirs".into(),
+                },
+            ],
+            ..Default::default()
+        }
+    }
+
+    fn own() -> Variables {
+        let pairs = [
+            ("CUDA_VISIBLE_DEVICES", "GPU-1,GPU-2"),
+            ("PATH", "/bin"),
+            ("SLURM_JOB_ID", "5"),
+            ("MASTER_PORT", "1"),
+        ];
+        pairs
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+            .collect()
+    }
+
+    #[test]
+    fn tasks_know_their_place() {
+        let all = of_step(&start(), 4, own());
+        let env = of_task(&all, 3, 1, Some(&["GPU-2".to_owned()]));
+        for (name, value) in [
+            ("SLURM_PROCID", "3"),
+            ("SLURM_LOCALID", "1"),
+            ("SLURM_NODEID", "1"),
+            ("SLURM_NTASKS", "4"),
+            ("SLURM_STEP_ID", "4"),
+            ("SLURM_TASKS_PER_NODE", "2(x2)"),
+            ("SLURM_GTIDS", "2,3"),
+            ("RANK", "3"),
+            ("LOCAL_RANK", "1"),
+            ("WORLD_SIZE", "4"),
+            ("LOCAL_WORLD_SIZE", "2"),
+            ("CUDA_VISIBLE_DEVICES", "GPU-2"),
+            ("MASTER_ADDR", "n1"),
+            ("MASTER_PORT", "1"),
+            ("SEED", "7"),
+            ("PATH", "/bin"),
+        ] {
+            assert_eq!(env.get(name).map(String::as_str), Some(value), "{name}");
+        }
+    }
+
+    #[test]
+    fn the_whole_environment_is_the_callers_but_for_what_nodes_say_of_themselves() {
+        let start = v1::StepStart {
+            whole_env: true,
+            ..start()
+        };
+        let all = of_step(&start, 0, own());
+        assert_eq!(
+            all.get("CUDA_VISIBLE_DEVICES").map(String::as_str),
+            Some("GPU-1,GPU-2")
+        );
+        assert_eq!(all.get("PATH"), None);
+        assert_eq!(all.get("SEED").map(String::as_str), Some("7"));
+    }
+}
