@@ -182,6 +182,51 @@ async fn a_job_sees_extends_and_stops_itself_and_nothing_else() {
     );
 }
 
+/// What a job may have for its steps opens its own containers and nothing else.
+#[tokio::test]
+async fn a_key_from_inside_opens_that_allocation_alone() {
+    use russh::keys::{Algorithm, Certificate, PrivateKey};
+    let dir = tempfile::tempdir().expect("a directory");
+    let world = World::start(&dir.path().join("s")).await;
+    let mut inside = world.relayed(&world.hosts[0], &world.key).await;
+    let key = PrivateKey::random(&mut rand::rng(), Algorithm::Ed25519).expect("a key");
+    let public_key = key.public_key().to_openssh().expect("text");
+    let signed = inside
+        .sign_ssh_key(v1::SignSshKeyRequest { public_key })
+        .await
+        .expect("signed")
+        .into_inner();
+    assert_eq!(signed.user, "alice");
+    let certificate = Certificate::from_openssh(signed.certificate.trim()).expect("a certificate");
+    let own = format!("job/{}", world.key);
+    assert_eq!(certificate.valid_principals(), [own.clone()]);
+    // Her other session does not know it, and neither would this job's next allocation.
+    let told = world.job.ssh.as_ref().expect("rules");
+    assert!(told.principals.contains(&own), "{told:?}");
+    let stream = |name: &str, job| v1::OpenStreamRequest {
+        name: name.into(),
+        rank: 0,
+        job,
+    };
+    for (name, job) in [("other", 0), ("", 2), ("", 99)] {
+        let refused = inside.open_stream(stream(name, job)).await.expect_err("refused");
+        assert_eq!(refused.code(), Code::PermissionDenied, "{name} {job}: {refused}");
+    }
+    // Of its own it is told that no gateway is there.
+    let own = inside
+        .open_stream(stream("", world.job.job))
+        .await
+        .expect_err("no gateway");
+    assert_eq!(own.code(), Code::Unavailable, "{own}");
+    // Another user's token does not enter by the job's number either.
+    let mut bob = world.broker.user("bob", 70_002).await;
+    let refused = bob
+        .open_stream(stream("", world.job.job))
+        .await
+        .expect_err("refused");
+    assert_eq!(refused.code(), Code::PermissionDenied, "{refused}");
+}
+
 #[tokio::test]
 async fn only_the_node_of_an_allocation_speaks_for_it() {
     let dir = tempfile::tempdir().expect("a directory");

@@ -127,10 +127,12 @@ async fn a_session_opens_runs_gives_tickets_and_ends() {
 
     let ready = make_ready(&mut agent).await;
     let ssh = ready.ssh.expect("access rules");
-    assert_eq!(
-        (ssh.principals.as_slice(), ssh.user_cas.len()),
-        (&["root".to_owned()][..], 1)
-    );
+    // The user, and the job's own steps.
+    let [user, own] = &ssh.principals[..] else {
+        panic!("{:?}", ssh.principals)
+    };
+    assert_eq!((user.as_str(), ssh.user_cas.len()), ("root", 1));
+    assert!(own.starts_with("job/1@"), "{own}");
     loop {
         let next = tokio::time::timeout(PATIENCE, watch.message())
             .await

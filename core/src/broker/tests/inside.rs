@@ -61,6 +61,8 @@ fn the_table_names_every_call_that_is_possible_from_inside() {
         Call::ListSessions,
         Call::ExtendSession,
         Call::StopSession,
+        Call::OpenStream,
+        Call::SignSshKey,
         Call::GetJob,
         Call::ListJobs,
         Call::ExplainJob,
