@@ -62,9 +62,9 @@ fn a_session_runs_steps() {
     // Files: each task's own, and one for all.
     run("carrel run -n 2 -o 'own-%j-%t.out' sh -c 'echo $SLURM_PROCID'").ok();
     let job = session.record()["job"]["id"].to_string();
-    assert_eq!(read(&cluster, ALICE, &format!("own-{job}-1.out")), "1\n");
+    assert_eq!(read(cluster, ALICE, &format!("own-{job}-1.out")), "1\n");
     run("carrel run -n 2 --output=both.out sh -c 'echo x; echo y >&2'").ok();
-    let both = read(&cluster, ALICE, "both.out");
+    let both = read(cluster, ALICE, "both.out");
     assert_eq!((both.lines().count(), lines(&both)), (4, lines("x\ny")), "{both}");
     run("carrel run -o /nowhere/x true")
         .run()

@@ -199,7 +199,7 @@ async fn a_key_from_inside_opens_that_allocation_alone() {
     assert_eq!(signed.user, "alice");
     let certificate = Certificate::from_openssh(signed.certificate.trim()).expect("a certificate");
     let own = format!("job/{}", world.key);
-    assert_eq!(certificate.valid_principals(), [own.clone()]);
+    assert_eq!(certificate.valid_principals(), std::slice::from_ref(&own));
     // Her other session does not know it, and neither would this job's next allocation.
     let told = world.job.ssh.as_ref().expect("rules");
     assert!(told.principals.contains(&own), "{told:?}");

@@ -324,10 +324,7 @@ impl Running {
 
     fn try_begin(&mut self, start: &v1::StepStart, rank: u32, share: &Share, env: Variables) -> Result<Pid> {
         let program = std::env::current_exe().context("where this program is")?;
-        let terminal = start
-            .terminal
-            .as_ref()
-            .filter(|_| start.ranks.first() == Some(&rank));
+        let terminal = start.terminal.filter(|_| start.ranks.first() == Some(&rank));
         let mut command = Command::new(program);
         command
             .arg("step-task")
@@ -399,7 +396,7 @@ impl Running {
         Ok(pid)
     }
 
-    fn begin_at_terminal(&mut self, mut command: Command, rank: u32, size: &v1::StepWindow) -> Result<Pid> {
+    fn begin_at_terminal(&mut self, mut command: Command, rank: u32, size: v1::StepWindow) -> Result<Pid> {
         let what = "a terminal for the task";
         let pty = nix::pty::openpty(Some(&window::of(size)), None)
             .map_err(std::io::Error::from)
@@ -484,7 +481,7 @@ impl Running {
             Says::Input(input) => self.feed(input),
             Says::Window(size) => {
                 if let Some(terminal) = &self.terminal {
-                    window::set(terminal.as_fd(), &size);
+                    window::set(terminal.as_fd(), size);
                 }
             }
             Says::Start(_) | Says::Go(_) => {}

@@ -7,7 +7,7 @@ use nix::libc;
 use nix::pty::Winsize;
 
 /// As the system has it.
-pub fn of(size: &v1::StepWindow) -> Winsize {
+pub fn of(size: v1::StepWindow) -> Winsize {
     let short = |value: u32| u16::try_from(value).unwrap_or(u16::MAX);
     Winsize {
         ws_row: short(size.rows),
@@ -19,7 +19,7 @@ pub fn of(size: &v1::StepWindow) -> Winsize {
 
 /// Gives a terminal another size; its foreground processes get SIGWINCH.
 #[allow(unsafe_code)]
-pub fn set(terminal: BorrowedFd<'_>, size: &v1::StepWindow) {
+pub fn set(terminal: BorrowedFd<'_>, size: v1::StepWindow) {
     let size = of(size);
     // SAFETY: TIOCSWINSZ reads one winsize, which lives through the call. One that fails changes nothing.
     unsafe { libc::ioctl(terminal.as_raw_fd(), libc::TIOCSWINSZ, &raw const size) };
