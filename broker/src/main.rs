@@ -11,6 +11,11 @@ use carrel_broker::{gateway, serve};
 use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
+// Many small records that live long: a tenth less memory for each job that waits, and a quarter less time for a pass after
+// a release, than with glibc's (`./dev bench pass`).
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Carrel's broker and gateway.
 #[derive(Parser)]
 #[command(name = "carrel-broker", version)]

@@ -22,6 +22,10 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
+// The broker's: its passes are measured in this process.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Benchmarks of Carrel.
 #[derive(Debug, Parser)]
 struct Args {
