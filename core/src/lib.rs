@@ -8,5 +8,6 @@ pub mod broker;
 pub mod model;
 pub mod placement;
 pub mod queue;
+pub mod slurm_names;
 pub mod stream;
 pub mod terminal;

@@ -45,8 +45,8 @@ const MAX_STREAMS: u32 = 4;
 const MAX_CALLS: usize = 4;
 /// All headers of a call: what gRPC adds is some hundred bytes.
 const MAX_HEADERS: u32 = 8 << 10;
-/// Longest message from inside: a name and a number.
-const MAX_REQUEST: usize = 16 << 10;
+/// Longest message from inside: a batch job with its script (256 KiB), its arguments and its variables.
+const MAX_REQUEST: usize = 1 << 20;
 /// Longest answer: a session whose gang has a thousand nodes.
 const MAX_ANSWER: usize = 4 << 20;
 /// Longest wait for the broker's answer.

@@ -30,7 +30,9 @@ pub(super) async fn list_history(
     // The state first: what leaves it after that is in the history by then.
     let snapshot = call.snapshot();
     let state = snapshot.state();
+    let asker = call.asker.caller.clone();
     let known = state.jobs.values().map(AsRef::as_ref);
+    let known = known.filter(|job| state.within_reach(&asker, job));
     let known = known.filter(|job| filter.takes(&Entry::of(job)) && Entry::of(job).place() < after);
     let mut known: Vec<&Job> = known.collect();
     let page = call
@@ -40,7 +42,9 @@ pub(super) async fn list_history(
     // What comes after what was looked at belongs to the next answer.
     known.retain(|job| page.looked_to.is_none_or(|to| Entry::of(job).place() > to));
     let ids: BTreeSet<JobId> = known.iter().map(|job| job.id).collect();
+    // Those that have left the state as well.
     let past = page.jobs.iter().filter(|job| !ids.contains(&job.id));
+    let past = past.filter(|job| state.within_reach(&asker, job));
     let mut jobs: Vec<&Job> = known.iter().copied().chain(past).collect();
     jobs.sort_by_key(|job| std::cmp::Reverse(Entry::of(job).place()));
     let next = if jobs.len() > most {
@@ -160,6 +164,22 @@ fn message(state: &State, job: &Job, now: Timestamp) -> HistoryJob {
         session: message.session,
         measured: message.measured,
         array: message.array,
+        request: message.request,
+        cpus: placed
+            .iter()
+            .flat_map(|placed| &placed.allocation.nodes)
+            .map(|part| part.cpus)
+            .sum(),
+        memory_bytes: placed
+            .iter()
+            .flat_map(|placed| &placed.allocation.nodes)
+            .map(|part| part.memory_bytes)
+            .sum(),
+        workdir: job
+            .batch
+            .as_ref()
+            .map(|batch| batch.workdir.clone())
+            .unwrap_or_default(),
     }
 }
 

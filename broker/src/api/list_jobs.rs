@@ -16,7 +16,7 @@ pub(super) async fn list_jobs(call: Call, request: ListJobsRequest) -> Result<Li
     let positions = positions(state);
     let caller = &call.asker.caller;
     let wanted = state.jobs.values().rev().filter(|job| {
-        caller.sees_job(job.id)
+        state.within_reach(caller, job)
             && (request.all_users || job.owner == caller.user)
             && (request.ended || !job.state().is_final())
     });

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use carrel_core::broker::{Queued, State, queued, starts_of, state_reason};
+use carrel_core::broker::{Caller, Queued, State, queued, starts_of, state_reason};
 use carrel_core::model::host_list;
 use carrel_core::model::ids::{JobId, NodeName};
 use carrel_core::model::job::Job;
@@ -21,6 +21,7 @@ pub(super) async fn list_queue(call: Call, request: ListQueueRequest) -> Result<
     let snapshot = call.snapshot();
     let now = call.context.clock.now();
     let foreseen = request.start;
+    let caller = call.asker.caller.clone();
     let work = move || {
         let begun = Instant::now();
         let state = snapshot.state();
@@ -29,7 +30,7 @@ pub(super) async fn list_queue(call: Call, request: ListQueueRequest) -> Result<
         } else {
             BTreeMap::new()
         };
-        answer(state, &request, &starts, now)
+        answer(state, &caller, &request, &starts, now)
     };
     if foreseen {
         call.context.foresee(work).await
@@ -40,6 +41,7 @@ pub(super) async fn list_queue(call: Call, request: ListQueueRequest) -> Result<
 
 fn answer(
     state: &State,
+    caller: &Caller,
     request: &ListQueueRequest,
     starts: &BTreeMap<JobId, Timestamp>,
     now: Timestamp,
@@ -49,6 +51,7 @@ fn answer(
         is(&request.user, job.owner.as_str())
             && is(&request.account, job.terms.account.as_str())
             && is(&request.partition, job.terms.partition.as_str())
+            && state.within_reach(caller, job)
     };
     let mut running: Vec<&Job> = Vec::new();
     if request.running {

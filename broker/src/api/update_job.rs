@@ -35,6 +35,7 @@ pub(super) async fn update_job(call: Call, request: UpdateJobRequest) -> Result<
         begin: request.begin_ms.map(Timestamp::from_millis),
         time_limit: request.time_limit_s.map(Duration::from_secs),
         conditions,
+        throttle: request.array_throttle,
     };
     call.input(Input::UpdateJob(call.asker.caller.clone(), name.clone(), update))
         .await?;

@@ -96,6 +96,7 @@ fn job(id: u64, phase: Phase) -> Change {
                 host: "login".into(),
                 directory: "/home/alice".into(),
             },
+            submitted_by: None,
             request_key: "k".into(),
         })),
         array: Some(Arc::new(ArrayPart {

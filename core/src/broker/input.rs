@@ -38,7 +38,7 @@ impl Caller {
         }
     }
 
-    /// Whether a job is theirs to see, as far as it depends on where they ask from.
+    /// Whether a session's job is theirs to see, as far as it depends on where they ask from.
     pub fn sees_job(&self, id: JobId) -> bool {
         self.job().is_none_or(|own| own.job == id)
     }
@@ -142,6 +142,8 @@ pub struct JobUpdate {
     pub time_limit: Option<Duration>,
     /// What it waits for.
     pub conditions: Option<Conditions>,
+    /// Of an array: so many of it run at once at most, whether they wait or run; 0: as many as there is room for.
+    pub throttle: Option<u32>,
 }
 
 /// Everything that can happen to a broker.

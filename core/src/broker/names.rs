@@ -96,17 +96,31 @@ impl State {
 
     /// The job that a caller means, if it is theirs to see.
     pub fn job_for(&self, caller: &Caller, id: JobId) -> Result<&Arc<Job>, Reject> {
-        if !caller.sees_job(id) {
-            return Err(Reject::new(
-                RejectKind::Denied,
-                "from inside a session only its own job can be seen",
-            )
-            .hint("`carrel ps` shows it"));
+        let found = self.jobs.get(&id);
+        if caller.job().is_some() && !found.is_some_and(|job| self.within_reach(caller, job)) {
+            return Err(out_of_reach());
         }
-        self.jobs.get(&id).ok_or_else(|| {
+        found.ok_or_else(|| {
             Reject::new(RejectKind::NotFound, format!("there is no job {id}"))
                 .hint("`carrel ps` lists your sessions and their jobs")
         })
+    }
+
+    /// Whether a job may be seen and changed from where a caller asks: from inside a job that job, the other tasks of
+    /// its array, and what it has submitted; from outside that is no question.
+    pub fn within_reach(&self, caller: &Caller, job: &Job) -> bool {
+        let Some(own) = caller.job() else { return true };
+        // What was under way when a job ended reaches nothing any more.
+        let Some(asks) = self.jobs.get(&own.job).filter(|job| job.key() == Some(own)) else {
+            return false;
+        };
+        if job.id == own.job {
+            return true;
+        }
+        let array_of = |job: &Job| job.array.as_ref().map(|part| part.array);
+        let own_array = array_of(asks);
+        let child = job.batch.as_ref().and_then(|batch| batch.submitted_by) == Some(own.job);
+        job.owner == caller.user && (child || own_array.is_some() && own_array == array_of(job))
     }
 
     /// Who asks from inside an allocation, if it is this node that runs it: the job's owner, confined
@@ -162,6 +176,15 @@ impl State {
                 .hint("`carrel nodes` lists the nodes")
         })
     }
+}
+
+/// From inside a job, of another one.
+pub(super) fn out_of_reach() -> Reject {
+    Reject::new(
+        RejectKind::Denied,
+        "from inside a session only its own job, and what it has submitted, can be reached",
+    )
+    .hint("`carrel ps` shows them")
 }
 
 fn missing(what: &str) -> Reject {

@@ -80,7 +80,7 @@ pub struct Needs {
 pub enum Inside {
     /// Not possible.
     No,
-    /// Of the job that it comes from and of its session, and of nothing else.
+    /// Of the job that it comes from, of its session and its array, and of what it has submitted; of nothing else.
     Own,
 }
 
@@ -177,16 +177,16 @@ impl Call {
             Self::SignSshKey      => needs( User,     Sessions, None,           None,                  Own),
             // Jobs are seen by all, as in squeue.
             Self::GetJob          => needs( User,     Read,     Some(User),     None,                  Own),
-            Self::SubmitJob       => needs( User,     Sessions, None,           None,                  No),
-            Self::RequeueJob      => needs( User,     Sessions, Some(Operator), None,                  No),
-            Self::CancelJob       => needs( User,     Sessions, Some(Operator), None,                  No),
-            Self::UpdateJob       => needs( User,     Sessions, Some(Operator), None,                  No),
+            Self::SubmitJob       => needs( User,     Sessions, None,           None,                  Own),
+            Self::RequeueJob      => needs( User,     Sessions, Some(Operator), None,                  Own),
+            Self::CancelJob       => needs( User,     Sessions, Some(Operator), None,                  Own),
+            Self::UpdateJob       => needs( User,     Sessions, Some(Operator), None,                  Own),
             Self::WatchJob        => needs( User,     Read,     Some(User),     None,                  No),
             // What a job says is its user's alone.
             Self::OpenLog         => needs( User,     Read,     None,           None,                  No),
             Self::ListJobs        => needs( User,     Read,     Some(User),     None,                  Own),
             // What somebody has done over a year is theirs, and the operators'.
-            Self::ListHistory     => needs( User,     Read,     Some(Operator), None,                  No),
+            Self::ListHistory     => needs( User,     Read,     Some(Operator), None,                  Own),
             Self::GetUsage        => needs( User,     Read,     Some(Operator), None,                  No),
             Self::ExplainJob      => needs( User,     Read,     Some(User),     None,                  Own),
             Self::PlanSession     => needs( User,     Read,     None,           None,                  No),
@@ -215,7 +215,7 @@ impl Call {
             // Users reserve within what operators let them.
             Self::EditReservation => needs( User,     Full,     Some(Operator), None,                  No),
             Self::ListReservations => needs(User,     Read,     Some(User),     None,                  No),
-            Self::ListQueue       => needs( User,     Read,     Some(User),     None,                  No),
+            Self::ListQueue       => needs( User,     Read,     Some(User),     None,                  Own),
             Self::ReadAudit       => needs( Operator, Full,     Some(Operator), None,                  No),
         }
     }
@@ -267,13 +267,16 @@ impl Caller {
     }
 }
 
-/// A job looks at itself, extends itself and ends itself.
+/// A job looks at itself, extends itself, ends itself, and submits others that are no more than itself.
 pub(super) fn not_from_inside() -> Reject {
     Reject::new(
         RejectKind::Denied,
         "this is not possible from inside a session",
     )
-    .hint("inside, `carrel` shows, extends and stops the session that it runs in; everything else is done from outside")
+    .hint(
+        "inside, `carrel` shows, extends and stops what it runs in, and submits and ends batch jobs of its own; everything \
+         else is done from outside",
+    )
 }
 
 #[cfg(test)]

@@ -38,6 +38,9 @@ pub struct Batch {
     /// From where it was submitted.
     #[serde(default)]
     pub submitted_from: Place,
+    /// The job from inside of which it was submitted; none: from outside.
+    #[serde(default)]
+    pub submitted_by: Option<JobId>,
     /// Made by the client: a repeated request with one key has one effect; empty: not repeated.
     #[serde(default)]
     pub request_key: String,

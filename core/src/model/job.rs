@@ -406,6 +406,37 @@ impl Job {
         })
     }
 
+    /// What it is when it is to run once more after its end: it waits for nothing but room. None: it is not over, or
+    /// never held anything.
+    pub fn once_more(&self) -> Option<Self> {
+        let Phase::Ended {
+            ending,
+            at,
+            last: Some(placed),
+        } = &self.phase
+        else {
+            return None;
+        };
+        let mut past_runs = self.past_runs.clone();
+        past_runs.push(PastRun {
+            generation: placed.generation,
+            started: placed.started,
+            ended: *at,
+            billing_milli: placed.billing_milli,
+            state: ending.state,
+            for_job: None,
+        });
+        Some(Self {
+            past_runs,
+            hold: None,
+            // They were met once, and what they name may have left the state since.
+            conditions: Conditions::default(),
+            give_up: None,
+            phase: Phase::Pending,
+            ..self.clone()
+        })
+    }
+
     /// Other jobs that it waits for, while they are not what they are to be.
     pub fn awaited(&self) -> impl Iterator<Item = JobId> + '_ {
         let dependencies = self.conditions.dependencies.iter();

@@ -268,5 +268,25 @@ fn install_programs(options: &RuntimeOptions) -> Result<()> {
         copy.as_file().set_modified(modified)?;
         copy.persist(placed)?;
     }
+    if options.cli_binary.is_some() {
+        for name in carrel_core::slurm_names::NAMES {
+            link_to_cli(&dir.join(name))?;
+        }
+    }
     Ok(())
+}
+
+/// Slurm's names lead to carrel, which knows by which it was called.
+fn link_to_cli(link: &Path) -> Result<()> {
+    const TO: &str = "carrel";
+    if std::fs::read_link(link).is_ok_and(|to| to == Path::new(TO)) {
+        return Ok(());
+    }
+    match std::fs::remove_file(link) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            return Err(error).with_context(|| format!("replacing {}", link.display()));
+        }
+        Ok(()) | Err(_) => {}
+    }
+    std::os::unix::fs::symlink(TO, link).with_context(|| format!("linking {} to {TO}", link.display()))
 }

@@ -63,6 +63,10 @@ impl World {
             return;
         };
         self.wished.extend(jobs.iter().filter_map(|job| job.key()));
+        if again {
+            let over = jobs.iter().filter(|job| job.state().is_final());
+            self.anew.extend(over.map(|job| job.id));
+        }
         let name = JobRef {
             job: id,
             tasks: Some(tasks),

@@ -236,7 +236,9 @@ impl World {
             }
             self.counts
                 .add_text(format!("{} to {}", last.name(), state.name()));
-            if last.is_final() {
+            if last.is_final() && self.anew.remove(&job.id) && !job.past_runs.is_empty() {
+                self.counts.add("task runs once more");
+            } else if last.is_final() {
                 return Err(format!(
                     "job {} was {} and is {}",
                     job.id,

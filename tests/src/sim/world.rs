@@ -132,6 +132,8 @@ pub(super) struct World {
     pub(super) requests: u64,
     /// What somebody wished to end, whether they were answered or not.
     pub(super) wished: BTreeSet<JobKey>,
+    /// What was over when somebody wished it to run once more.
+    pub(super) anew: BTreeSet<JobId>,
     /// Deadlines as the broker has them.
     pub(super) deadlines: BTreeMap<JobKey, Timestamp>,
     /// States in which jobs were seen last.
@@ -316,6 +318,7 @@ impl World {
             unanswered: None,
             requests: 0,
             wished: BTreeSet::new(),
+            anew: BTreeSet::new(),
             deadlines: BTreeMap::new(),
             states: BTreeMap::new(),
             other_store: false,

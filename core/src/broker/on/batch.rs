@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
+use super::end::MAX_RESTARTS;
 use crate::broker::input::{Caller, SubmitJob};
+use crate::broker::names::out_of_reach;
 use crate::broker::{Broker, Call, Named, Reject, RejectKind, Reply, State};
 use crate::model::array::{ArrayPart, ArrayRecord, ArraySpec, JobRef, MAX_RANGES, Shape};
 use crate::model::audit::Action;
@@ -37,6 +39,7 @@ impl Broker {
         {
             return Ok(Reply::Job(*id));
         }
+        let request = self.state.as_inside(caller, request)?;
         must_be_runnable(&request)?;
         let terms = self.state.terms(&caller.user, caller.role, &request.spec.terms)?;
         let spec = self.state.complete(request.spec, &terms)?;
@@ -91,6 +94,7 @@ impl Broker {
                 script: request.script,
                 output: request.output,
                 submitted_from: request.submitted_from,
+                submitted_by: caller.job().map(|own| own.job),
                 request_key: request.request_key,
             })),
             array,
@@ -115,12 +119,16 @@ impl Broker {
             if jobs.iter().any(again) {
                 return Ok(Reply::Done);
             }
+            let anew: Vec<Job> = jobs.iter().filter_map(|job| job.once_more()).collect();
+            if !anew.is_empty() {
+                return self.run_once_more(caller, &jobs, anew, name);
+            }
             let state = jobs.last().map_or("over", |job| job.state().name());
             return Err(Reject::new(
                 RejectKind::WrongState,
                 format!("job {name} does not run: it is {state}"),
             )
-            .hint("only what runs can be queued again"));
+            .hint("what runs can be queued again, and what has run"));
         }
         self.audit_foreign(caller, &running, name, "queued again");
         for job in running {
@@ -131,6 +139,33 @@ impl Broker {
             };
             self.begin_end(now, job.id, ending, true, None);
         }
+        Ok(Reply::Done)
+    }
+
+    /// What is over waits again, as a new run of the same job.
+    fn run_once_more(
+        &mut self,
+        caller: &Caller,
+        jobs: &[Arc<Job>],
+        anew: Vec<Job>,
+        name: &JobRef,
+    ) -> Result<Reply, Reject> {
+        if let Some(worn) = anew.iter().find(|job| job.past_runs.len() > MAX_RESTARTS) {
+            return Err(Reject::new(
+                RejectKind::Exhausted,
+                format!("job {} has run {MAX_RESTARTS} times already", worn.label()),
+            )
+            .hint("submit it anew"));
+        }
+        if let Some(first) = anew.first() {
+            let count = u32::try_from(anew.len()).unwrap_or(u32::MAX);
+            self.state.must_have_room_for(&first.owner, &first.terms, count)?;
+        }
+        self.audit_foreign(caller, jobs, name, "queued again");
+        for job in anew {
+            self.put_job(job);
+        }
+        self.output.room = true;
         Ok(Reply::Done)
     }
 
@@ -171,10 +206,17 @@ impl Broker {
     /// in.
     fn batch_jobs(&self, caller: &Caller, call: Call, name: &JobRef) -> Result<Vec<Arc<Job>>, Reject> {
         caller.must(call)?;
-        let jobs = match self.state.named(name)? {
+        let named = self.state.named(name).map_err(|reject| match caller.job() {
+            Some(_) => out_of_reach(),
+            None => reject,
+        });
+        let jobs: Vec<Arc<Job>> = match named? {
             Named::Job(id) => self.state.jobs.get(&id).cloned().into_iter().collect(),
             Named::Tasks(array, tasks) => self.state.jobs_of_tasks(array, &tasks),
         };
+        if jobs.iter().any(|job| !self.state.within_reach(caller, job)) {
+            return Err(out_of_reach());
+        }
         if jobs.iter().any(|job| job.owner != caller.user) {
             caller.must_reach_others(call)?;
         }

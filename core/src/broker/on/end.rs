@@ -11,7 +11,7 @@ use crate::model::job::{Ending, Job, JobState, Leaving, Phase, Placed};
 use crate::model::time::Timestamp;
 
 /// Times that a job is queued again; one that goes so often does not come to its end by it.
-const MAX_RESTARTS: usize = 100;
+pub(super) const MAX_RESTARTS: usize = 100;
 
 impl Broker {
     /// Begins to end a job. One that holds nothing is over at once; one that is

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::broker::input::{Caller, JobUpdate};
+use crate::broker::names::out_of_reach;
 use crate::broker::{Broker, Call, Named, Reject, RejectKind, Reply, State};
 use crate::model::array::JobRef;
 use crate::model::audit::Action;
@@ -25,13 +26,35 @@ impl Broker {
         update: &JobUpdate,
     ) -> Result<Reply, Reject> {
         caller.must(Call::UpdateJob)?;
-        let (jobs, tasks): (Vec<Arc<Job>>, _) = match self.state.named(name)? {
+        let named = self.state.named(name).map_err(|reject| match caller.job() {
+            Some(_) => out_of_reach(),
+            None => reject,
+        });
+        let (jobs, tasks): (Vec<Arc<Job>>, _) = match named? {
             Named::Job(id) => (self.state.jobs.get(&id).cloned().into_iter().collect(), None),
             Named::Tasks(array, tasks) => (self.state.jobs_of_tasks(array, &tasks), Some(tasks)),
         };
+        if jobs.iter().any(|job| !self.state.within_reach(caller, job)) {
+            return Err(out_of_reach());
+        }
         let foreign = jobs.iter().any(|job| job.owner != caller.user);
         if foreign {
             caller.must_reach_others(Call::UpdateJob)?;
+        }
+        if let Some(most) = update.throttle {
+            self.throttle(name, &jobs, most)?;
+            if foreign {
+                self.audit(caller, Action::JobUpdate, format!("job {name}"), "throttle");
+            }
+            let rest = JobUpdate {
+                throttle: None,
+                ..update.clone()
+            };
+            return if rest == JobUpdate::default() {
+                Ok(Reply::Done)
+            } else {
+                self.on_update_job(caller, name, &rest)
+            };
         }
         let waits = |job: &&Arc<Job>| matches!(job.phase, Phase::Pending);
         let waiting: Vec<Arc<Job>> = jobs.iter().filter(waits).cloned().collect();
@@ -65,6 +88,38 @@ impl Broker {
             self.audit(caller, Action::JobUpdate, format!("job {name}"), changes);
         }
         Ok(Reply::Done)
+    }
+}
+
+impl Broker {
+    /// So many tasks of an array run at once from now on; none that runs is ended for it.
+    fn throttle(&mut self, name: &JobRef, jobs: &[Arc<Job>], most: u32) -> Result<(), Reject> {
+        let array = jobs.first().and_then(|job| job.array.as_ref()).map(|part| part.array);
+        let Some(array) = array else {
+            return Err(
+                Reject::new(RejectKind::WrongState, format!("job {name} is no array: it has no throttle"))
+                    .hint("one is submitted with --array=0-99%5"),
+            );
+        };
+        let most = (most > 0).then_some(most);
+        let all = self.state.arrays.get(&array).map(|array| array.record.tasks.clone());
+        let jobs = self.state.jobs_of_tasks(array, &all.unwrap_or_default());
+        // What is over says what held then.
+        for job in jobs.iter().filter(|job| !job.state().is_final()) {
+            let part = job.array.as_ref().filter(|part| part.throttle != most);
+            if let Some(part) = part {
+                let part = crate::model::array::ArrayPart {
+                    throttle: most,
+                    ..(**part).clone()
+                };
+                self.put_job(Job {
+                    array: Some(Arc::new(part)),
+                    ..(**job).clone()
+                });
+                self.output.room = true;
+            }
+        }
+        Ok(())
     }
 }
 

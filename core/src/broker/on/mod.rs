@@ -7,6 +7,7 @@ mod constraints;
 mod directory;
 mod end;
 mod forget;
+mod inside;
 mod job;
 mod limits;
 mod node;

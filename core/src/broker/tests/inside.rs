@@ -64,8 +64,14 @@ fn the_table_names_every_call_that_is_possible_from_inside() {
         Call::OpenStream,
         Call::SignSshKey,
         Call::GetJob,
+        Call::SubmitJob,
+        Call::RequeueJob,
+        Call::CancelJob,
+        Call::UpdateJob,
         Call::ListJobs,
+        Call::ListHistory,
         Call::ExplainJob,
+        Call::ListQueue,
     ];
     assert_eq!(possible, wanted);
     for call in Call::ALL {
