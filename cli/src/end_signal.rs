@@ -39,13 +39,7 @@ pub fn parse(text: &str) -> Result<v1::EndSignal, String> {
         Some((name, before)) => (name, before.parse().map_err(|_| RULE)?),
         None => (rest, BEFORE),
     };
-    let upper = name.to_ascii_uppercase();
-    let upper = upper.strip_prefix("SIG").unwrap_or(&upper);
-    let named = SIGNALS
-        .iter()
-        .find(|(known, _)| *known == upper)
-        .map(|(_, number)| *number);
-    let signal = named.or_else(|| name.parse().ok()).ok_or(RULE)?;
+    let signal = named(name).ok_or(RULE)?;
     let sent = EndSignal {
         signal,
         before_s: before,
@@ -58,6 +52,18 @@ pub fn parse(text: &str) -> Result<v1::EndSignal, String> {
         ));
     }
     Ok(sent.into())
+}
+
+/// A signal's number, of its name or of that number: 1 to 31.
+pub fn number(text: &str) -> Option<i32> {
+    named(text).filter(|number| (1..=31).contains(number))
+}
+
+fn named(name: &str) -> Option<i32> {
+    let upper = name.to_ascii_uppercase();
+    let upper = upper.strip_prefix("SIG").unwrap_or(&upper);
+    let known = SIGNALS.iter().find(|(known, _)| *known == upper);
+    known.map(|(_, number)| *number).or_else(|| name.parse().ok())
 }
 
 #[cfg(test)]

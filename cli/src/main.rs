@@ -2,6 +2,8 @@
 
 // Text for people is put together a few times in a run: its allocations cost nothing.
 #![allow(clippy::format_push_string, clippy::format_collect)]
+// Documents of JSON are written out whole.
+#![recursion_limit = "256"]
 
 mod attach;
 mod batch;
@@ -27,6 +29,7 @@ mod request;
 mod shell;
 mod sign_in;
 mod signals;
+mod slurm;
 mod ssh;
 mod start;
 mod stdio;
@@ -48,10 +51,29 @@ use clap::CommandFactory as _;
 
 use crate::cli::Cli;
 use crate::context::Context;
+use crate::error::CliError;
+
+/// The command line, and the name of Slurm's that the program was called by. Some of these are verbs of ours, with all
+/// their arguments.
+fn called_as(args: Vec<std::ffi::OsString>) -> (Vec<std::ffi::OsString>, Option<&'static str>) {
+    let program = args.first().and_then(|program| program.to_str());
+    let name = program.and_then(slurm::called_by);
+    match name.and_then(slurm::forwarded) {
+        Some(verb) => {
+            let own = ["carrel", verb].map(Into::into);
+            (own.into_iter().chain(args.into_iter().skip(1)).collect(), None)
+        }
+        None => (args, name),
+    }
+}
 
 fn main() -> ExitCode {
     clap_complete::CompleteEnv::with_factory(Cli::command).complete();
-    let cli = components::parse(std::env::args_os().collect()).unwrap_or_else(|error| error.exit());
+    let (args, slurm) = called_as(std::env::args_os().collect());
+    let command = match slurm {
+        Some(name) => Err((name, args)),
+        None => Ok(components::parse(args).unwrap_or_else(|error| error.exit())),
+    };
     // One thread: this program waits, and every SSH connection starts it.
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -61,8 +83,19 @@ fn main() -> ExitCode {
         }
     };
     let result = runtime.block_on(async {
-        let context = Context::load(cli.globals)?;
-        Box::pin(commands::run(&context, cli.command)).await
+        match command {
+            Ok(cli) => {
+                let context = Context::load(cli.globals)?;
+                Box::pin(commands::run(&context, cli.command)).await
+            }
+            Err((name, args)) => {
+                let args = args.into_iter().skip(1).map(std::ffi::OsString::into_string);
+                match args.collect::<Result<Vec<String>, _>>() {
+                    Ok(args) => Ok(Box::pin(slurm::main(name, args)).await),
+                    Err(word) => Err(CliError::usage(format!("{} is no UTF-8 text", word.display()))),
+                }
+            }
+        }
     });
     // A read of stdin that never ends must not hold the exit.
     runtime.shutdown_background();

@@ -40,7 +40,8 @@ pub fn parse_begin(text: &str) -> Result<i64, String> {
     times::to_come(text, times::now_ms())
 }
 
-fn parse_dependencies(text: &str) -> Result<v1::Conditions, String> {
+/// What is to have become of other jobs, as `--dependency` says it.
+pub fn parse_dependencies(text: &str) -> Result<v1::Conditions, String> {
     const RULE: &str = "write afterok:JOB[:JOB…], afterany:…, afternotok:…, after:…, aftercorr:…, or singleton; with ',' between \
                         them all are waited for, with '?' any";
     let (all, any) = (text.contains(','), text.contains('?'));

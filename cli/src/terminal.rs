@@ -1,14 +1,33 @@
 //! Talking to the person: stderr, which may be gone, and is coloured only when it is a terminal.
 
 use std::io::{IsTerminal as _, Write as _};
+use std::sync::OnceLock;
 
 use crate::error::CliError;
 
+/// The name that is said in place of "carrel", where the program was called by another.
+static NAME: OnceLock<&str> = OnceLock::new();
+
+/// Lines that begin with "carrel:" begin with this name from now on.
+pub fn speak_as(name: &'static str) {
+    // Once a run: the first name stays.
+    NAME.get_or_init(|| name);
+}
+
+/// The same line, as who this is called.
+fn named(line: String) -> String {
+    match (NAME.get(), line.strip_prefix("carrel: ")) {
+        (Some(name), Some(rest)) => format!("{name}: {rest}"),
+        _ => line,
+    }
+}
+
 /// Writes a line to stderr. A closed stderr ends nothing: there is nobody to tell.
 pub fn say(line: impl std::fmt::Display) {
+    let line = named(line.to_string());
     // Not eprintln!, which panics when the terminal has gone, and leaves GPUs behind.
     if stderr_is_raw() {
-        let line = line.to_string().replace('\n', "\r\n");
+        let line = line.replace('\n', "\r\n");
         drop(write!(std::io::stderr(), "{line}\r\n"));
     } else {
         drop(writeln!(std::io::stderr(), "{line}"));

@@ -389,8 +389,18 @@ pub async fn patiently(client: &mut Client, name: &JobRef) -> Result<v1::Job> {
     }
 }
 
-/// Waits until a job is over, or all tasks of an array, for as long as the broker is away as well.
-pub async fn until_over(client: &mut Client, name: &JobRef) -> Result<v1::Job> {
+/// Waits until a job is over, or all tasks of an array, for as long as the broker is away as well. Inside a job there is
+/// no watching, and it is asked for now and then.
+pub async fn until_over(client: &mut Client, name: &JobRef, inside: bool) -> Result<v1::Job> {
+    const AGAIN: Duration = Duration::from_secs(1);
+    while inside {
+        match client.get_job(request(name)).await {
+            Ok(job) if job.get_ref().ended_ms.is_some() => return Ok(job.into_inner()),
+            Ok(_) => tokio::time::sleep(AGAIN).await,
+            Err(status) if is_passing(status.code()) => tokio::time::sleep(AGAIN).await,
+            Err(status) => return Err(status.into()),
+        }
+    }
     watch_until(client, name, |job| job.ended_ms.is_some()).await
 }
 

@@ -143,6 +143,7 @@ fn job(number: u64, options: &Options) -> Job {
                 ending: None,
                 leaving: None,
                 extended: None,
+                signalled: None,
             })),
         },
     }

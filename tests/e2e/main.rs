@@ -40,6 +40,7 @@ mod shell;
 mod sign_in;
 mod slices;
 mod steps;
+mod slurm;
 mod terminals;
 mod tidy;
 mod transfer;

@@ -48,6 +48,7 @@ mod revoke_token;
 mod set_user_role;
 mod share_session;
 mod sign_ssh_key;
+mod signal_job;
 mod stop_session;
 mod submit_job;
 mod unshare_session;
@@ -259,6 +260,7 @@ calls! {
     submit_job SubmitJob: SubmitJobRequest -> Job;
     requeue_job RequeueJob: GetJobRequest -> Job;
     cancel_job CancelJob: GetJobRequest -> Job;
+    signal_job SignalJob: SignalJobRequest -> Job;
     open_log OpenLog: GetJobRequest -> OpenStreamResponse;
     get_job GetJob: GetJobRequest -> Job;
     list_history ListHistory: ListHistoryRequest -> ListHistoryResponse;

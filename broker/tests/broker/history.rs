@@ -80,6 +80,7 @@ fn placed(rng: &mut Rng, started: u64) -> Placed {
         ending: None,
         leaving: None,
         extended: None,
+        signalled: None,
     }
 }
 

@@ -22,6 +22,7 @@ pub async fn make(client: &mut TokenClient, call: Call) -> Option<Status> {
         SubmitJob submit_job;
         RequeueJob requeue_job;
         CancelJob cancel_job;
+        SignalJob signal_job;
         WatchJob watch_job;
         OpenLog open_log;
         UpdateJob update_job;

@@ -201,6 +201,7 @@ fn entities() -> Vec<Change> {
             for_job: Some(JobId(9)),
         }),
         extended: Some(Timestamp(2_500)),
+        signalled: None,
     };
     let ending = Ending {
         state: JobState::Failed,

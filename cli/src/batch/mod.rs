@@ -89,6 +89,44 @@ pub struct NotedArgs {
     hint: Option<String>,
     #[arg(long, hide = true, value_name = "KEY")]
     wckey: Option<String>,
+    #[arg(long, hide = true, value_name = "FLAGS")]
+    gres_flags: Option<String>,
+    #[arg(long, hide = true, value_name = "HOW")]
+    gpu_bind: Option<String>,
+    #[arg(long, hide = true, value_name = "HOW")]
+    gpu_freq: Option<String>,
+    #[arg(long, hide = true, value_name = "HOW")]
+    cpu_freq: Option<String>,
+    #[arg(long, hide = true, value_name = "HOW")]
+    mem_bind: Option<String>,
+    #[arg(short = 'm', long, hide = true, value_name = "HOW")]
+    distribution: Option<String>,
+    #[arg(short = 's', long, visible_alias = "share", hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    oversubscribe: Option<String>,
+    #[arg(short = 'O', long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    overcommit: Option<String>,
+    #[arg(long, hide = true, value_name = "N")]
+    threads_per_core: Option<String>,
+    #[arg(long, hide = true, value_name = "N")]
+    cores_per_socket: Option<String>,
+    #[arg(long, hide = true, value_name = "N")]
+    sockets_per_node: Option<String>,
+    #[arg(short = 'B', long, hide = true, value_name = "S:C:T")]
+    extra_node_info: Option<String>,
+    #[arg(long, hide = true, value_name = "SIZE")]
+    tmp: Option<String>,
+    #[arg(long, hide = true, value_name = "YES")]
+    kill_on_invalid_dep: Option<String>,
+    #[arg(long, hide = true, value_name = "MINUTES")]
+    delay_boot: Option<String>,
+    #[arg(long, hide = true, value_name = "HOW")]
+    profile: Option<String>,
+    #[arg(long, hide = true, value_name = "0|1")]
+    wait_all_nodes: Option<String>,
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    spread_job: Option<String>,
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    use_min_nodes: Option<String>,
 }
 
 impl NotedArgs {
@@ -116,6 +154,33 @@ impl NotedArgs {
             ),
             ("--hint", &self.hint, "CPUs are chosen near to the GPUs"),
             ("--wckey", &self.wckey, "use is counted on accounts"),
+            ("--gres-flags", &self.gres_flags, "CPUs are chosen near to the GPUs"),
+            ("--gpu-bind", &self.gpu_bind, "each process sees the GPUs of its job"),
+            ("--gpu-freq", &self.gpu_freq, "clocks are the operators'"),
+            ("--cpu-freq", &self.cpu_freq, "clocks are the operators'"),
+            ("--mem-bind", &self.mem_bind, "memory is near to the CPUs"),
+            ("--distribution", &self.distribution, "CPUs are chosen near to the GPUs"),
+            ("--oversubscribe", &self.oversubscribe, "CPUs of a job are its own"),
+            ("--overcommit", &self.overcommit, "CPUs of a job are its own"),
+            ("--threads-per-core", &self.threads_per_core, "CPUs are hardware threads"),
+            ("--cores-per-socket", &self.cores_per_socket, "CPUs are hardware threads"),
+            ("--sockets-per-node", &self.sockets_per_node, "CPUs are hardware threads"),
+            ("--extra-node-info", &self.extra_node_info, "CPUs are hardware threads"),
+            ("--tmp", &self.tmp, "disks are not counted"),
+            (
+                "--kill-on-invalid-dep",
+                &self.kill_on_invalid_dep,
+                "what can never start says so, and waits",
+            ),
+            ("--delay-boot", &self.delay_boot, "nodes are not booted for jobs"),
+            ("--profile", &self.profile, "use is measured in any case"),
+            (
+                "--wait-all-nodes",
+                &self.wait_all_nodes,
+                "a job begins when all of its nodes are ready",
+            ),
+            ("--spread-job", &self.spread_job, "jobs are packed"),
+            ("--use-min-nodes", &self.use_min_nodes, "jobs have the nodes that they ask for"),
         ];
         let given = given.into_iter().filter(|(_, value, _)| value.is_some());
         given
@@ -268,7 +333,7 @@ pub fn name_output(words: &[String], formats: bool) -> Vec<String> {
 }
 
 /// The first paragraph of what clap says, less "error:" and how to write it right.
-fn in_one_line(error: &clap::Error) -> String {
+pub fn in_one_line(error: &clap::Error) -> String {
     use clap::error::{ContextKind, ContextValue, ErrorKind};
     if error.kind() == ErrorKind::UnknownArgument
         && let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg)

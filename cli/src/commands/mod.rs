@@ -24,9 +24,11 @@ pub mod rm;
 pub mod run;
 pub mod share;
 pub mod show;
+pub mod signal;
 pub mod ssh;
 pub mod stop;
 pub mod submit;
+pub mod throttle;
 pub mod token;
 pub mod up;
 pub mod usage;
@@ -48,22 +50,25 @@ fn works_inside(command: &Command) -> bool {
         | Command::Run(_)
         | Command::StepNode(_)
         | Command::StepTask(_)
+        | Command::Submit(_)
+        | Command::Cancel(_)
+        | Command::Signal(_)
+        | Command::Requeue(_)
+        | Command::Queue(_)
+        | Command::History(_)
+        | Command::Hold(_)
+        | Command::Release(_)
+        | Command::Throttle(_)
+        | Command::Slurm(_)
         | Command::Completion(_)
         | Command::Version(_) => true,
         Command::Alloc(_)
         | Command::Open(_)
-        | Command::Submit(_)
         | Command::Logs(_)
-        | Command::Cancel(_)
-        | Command::Requeue(_)
         | Command::Ssh(_)
         | Command::Attach(_)
-        | Command::Queue(_)
-        | Command::History(_)
         | Command::Usage(_)
         | Command::Nodes(_)
-        | Command::Hold(_)
-        | Command::Release(_)
         | Command::Top(_)
         | Command::Rm(_)
         | Command::Share(_)
@@ -86,8 +91,8 @@ pub async fn run(context: &Context, command: Command) -> Result<u8> {
     if !works_inside(&command) && context.is_inside() {
         return Err(
             CliError::new(Kind::Denied, "this is not possible from inside a session").hint(
-                "inside, `carrel` shows, extends and stops the session that it runs in; everything else is done \
-                 from outside",
+                "inside, `carrel` shows, extends and stops what it runs in, and submits and ends batch jobs of its own; \
+                 everything else is done from outside",
             ),
         );
     }
@@ -101,6 +106,9 @@ pub async fn run(context: &Context, command: Command) -> Result<u8> {
         Command::Logs(args) => logs::run(context, args).await,
         Command::Cancel(args) => cancel::run(context, args).await,
         Command::Requeue(args) => requeue::run(context, args).await,
+        Command::Signal(args) => signal::run(context, args).await,
+        Command::Throttle(args) => throttle::run(context, args).await,
+        Command::Slurm(args) => crate::slurm::install::run(args).await,
         Command::Ssh(args) => ssh::run(context, args).await,
         Command::Attach(args) => attach::run(context, args).await,
         Command::Ps(args) => ps::run(context, args).await,

@@ -130,8 +130,30 @@ fn verb_of(args: &[String]) -> Option<usize> {
     None
 }
 
+/// As whom it speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Face {
+    /// `carrel submit`
+    Carrel,
+    /// Slurm's `sbatch`.
+    Sbatch {
+        /// It says nothing but errors.
+        quiet: bool,
+    },
+}
+
+/// Files of output where none are asked for, of `sbatch`.
+const SBATCH_OUTPUT: &str = "slurm-%j.out";
+/// The same of an array's tasks.
+const SBATCH_ARRAY_OUTPUT: &str = "slurm-%A_%a.out";
+
 /// Runs the verb.
 pub async fn run(context: &Context, args: SubmitArgs) -> Result<u8> {
+    run_as(context, args, Face::Carrel).await
+}
+
+/// The same as who is named.
+pub async fn run_as(context: &Context, args: SubmitArgs, face: Face) -> Result<u8> {
     let own = environment::own();
     let here = std::env::current_dir().context("cannot find the working directory")?;
     let what = what(&args)?;
@@ -148,10 +170,17 @@ pub async fn run(context: &Context, args: SubmitArgs) -> Result<u8> {
     for note in notes {
         say(format_args!("carrel: {note}"));
     }
+    if face != Face::Carrel && options.stdout.is_none() {
+        let usual = if options.array.is_some() { SBATCH_ARRAY_OUTPUT } else { SBATCH_OUTPUT };
+        options.stdout = Some(usual.to_owned());
+    }
     let spec = spec(context, &options, &here, &own)?;
     let mut client = context.client().await?;
     if options.test_only {
         let plan = plan::of(&mut client, &spec).await?;
+        if face != Face::Carrel {
+            return would_start(&plan);
+        }
         return if context.json() {
             output::json(&view::Plan::from(plan))
         } else {
@@ -166,13 +195,13 @@ pub async fn run(context: &Context, args: SubmitArgs) -> Result<u8> {
         output::text(format_args!("{id}\n"))?;
     } else if context.json() && !options.wait {
         output::json(&view::Job::from(job.clone()))?;
-    } else if !context.json() {
+    } else if !context.json() && face != (Face::Sbatch { quiet: true }) {
         output::text(format_args!("Submitted batch job {id}\n"))?;
     }
     if !options.wait {
         return Ok(0);
     }
-    let job = until_over(&mut client, id).await?;
+    let job = until_over(context, &mut client, id).await?;
     let Some(job) = job else { return Ok(130) };
     if context.json() && !options.parsable {
         output::json(&view::Job::from(job.clone()))?;
@@ -181,16 +210,34 @@ pub async fn run(context: &Context, args: SubmitArgs) -> Result<u8> {
 }
 
 /// The job, or the array, once it is over; none: the person left, and it goes on.
-async fn until_over(client: &mut Client, id: u64) -> Result<Option<v1::Job>> {
+async fn until_over(context: &Context, client: &mut Client, id: u64) -> Result<Option<v1::Job>> {
     let mut signals = Signals::catch()?;
     let name = JobId(id).into();
     tokio::select! {
-        over = wait::until_over(client, &name) => over.map(Some),
+        over = wait::until_over(client, &name, context.is_inside()) => over.map(Some),
         _ = signals.next() => {
             say(format_args!("carrel: job {id} goes on; `carrel cancel {id}` ends it"));
             Ok(None)
         }
     }
+}
+
+/// Says when it would start, in sbatch's words.
+fn would_start(plan: &v1::Plan) -> Result<u8> {
+    let Some(choice) = plan.choices.first() else {
+        let why = plan.refusals.first().map_or("it fits on no node", |refusal| refusal.reason.as_str());
+        return Err(CliError::failed(format!("allocation failure: {why}")));
+    };
+    let start = choice.start_ms.or_else(|| choice.now.then(crate::times::now_ms));
+    let start = start.map_or_else(|| "an unknown time".to_owned(), crate::units::rfc3339);
+    let nodes: Vec<&str> = choice.seats.iter().map(|seat| seat.node.as_str()).collect();
+    let cpus: u32 = choice.seats.iter().map(|seat| seat.cpus).sum();
+    say(format_args!(
+        "carrel: Job to start at {} using {cpus} processors on nodes {}",
+        start.trim_end_matches('Z'),
+        nodes.join(",")
+    ));
+    Ok(0)
 }
 
 /// The exit code of a job that is over: its own, or 1 where it has none and did not end well; of an array the highest of

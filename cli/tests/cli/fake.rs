@@ -506,6 +506,10 @@ impl Broker for Service {
         Self::not_here()
     }
 
+    async fn signal_job(&self, _: Request<v1::SignalJobRequest>) -> Answer<v1::Job> {
+        Self::not_here()
+    }
+
     async fn cancel_job(&self, _: Request<v1::GetJobRequest>) -> Answer<v1::Job> {
         Self::not_here()
     }

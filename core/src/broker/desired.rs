@@ -135,6 +135,7 @@ fn desired_job(state: &State, job: &Job, placed: &Placed, rank: usize) -> Desire
             .filter(|_| rank == 0)
             .map(|batch| batch_run(job, batch, &part.node)),
         idle_ends: state.idle.get(&job.id).map(|about| about.ends),
+        signalled: placed.signalled,
     }
 }
 

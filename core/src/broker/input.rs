@@ -10,6 +10,7 @@ use crate::model::array::{ArraySpec, JobRef};
 use crate::model::audit::{AuditRecord, Origin};
 use crate::model::batch::{Output, Place};
 use crate::model::ids::{BadName, JobId, JobKey, NodeName, SessionId, SessionName, UserName};
+use crate::model::job::Sent;
 use crate::model::node::Observed;
 use crate::model::resources::ResourceRequest;
 use crate::model::session::{SessionSpec, Share};
@@ -157,6 +158,8 @@ pub enum Input {
     RequeueJob(Caller, JobRef),
     /// End a batch job, an array or tasks of one, waiting or not.
     CancelJob(Caller, JobRef),
+    /// Send a signal to what runs of a batch job, or of an array.
+    SignalJob(Caller, JobRef, Sent),
     /// Change a job that waits, or what waits of an array.
     UpdateJob(Caller, JobRef, JobUpdate),
     /// Move a live job's deadline.

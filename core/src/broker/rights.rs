@@ -25,6 +25,7 @@ pub enum Call {
     SubmitJob,
     RequeueJob,
     CancelJob,
+    SignalJob,
     UpdateJob,
     WatchJob,
     OpenLog,
@@ -102,7 +103,7 @@ const fn needs(
 
 impl Call {
     /// All of them.
-    pub const ALL: [Self; 49] = [
+    pub const ALL: [Self; 50] = [
         Self::GetCluster,
         Self::OpenSession,
         Self::GetSession,
@@ -119,6 +120,7 @@ impl Call {
         Self::SubmitJob,
         Self::RequeueJob,
         Self::CancelJob,
+        Self::SignalJob,
         Self::UpdateJob,
         Self::WatchJob,
         Self::OpenLog,
@@ -180,6 +182,7 @@ impl Call {
             Self::SubmitJob       => needs( User,     Sessions, None,           None,                  Own),
             Self::RequeueJob      => needs( User,     Sessions, Some(Operator), None,                  Own),
             Self::CancelJob       => needs( User,     Sessions, Some(Operator), None,                  Own),
+            Self::SignalJob       => needs( User,     Sessions, Some(Operator), None,                  Own),
             Self::UpdateJob       => needs( User,     Sessions, Some(Operator), None,                  Own),
             Self::WatchJob        => needs( User,     Read,     Some(User),     None,                  No),
             // What a job says is its user's alone.

@@ -398,6 +398,7 @@ impl Broker {
             ending: None,
             leaving: None,
             extended: None,
+            signalled: None,
         };
         let detail = units(&placed);
         self.audit_own(

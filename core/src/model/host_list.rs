@@ -54,6 +54,26 @@ pub fn parse(text: &str) -> Result<BTreeSet<NodeName>, BadHostList> {
     Ok(names)
 }
 
+/// The names that an expression stands for, in its own order and as often as it names them, whatever they are: what
+/// `scontrol show hostnames` prints.
+///
+/// # Errors
+/// As [`parse`].
+pub fn expanded(text: &str) -> Result<Vec<String>, BadHostList> {
+    let bad = |why: String| BadHostList {
+        text: text.chars().take(80).collect(),
+        why,
+    };
+    if text.len() > MAX_TEXT {
+        return Err(bad(format!("over {MAX_TEXT} characters")));
+    }
+    let mut names = Vec::new();
+    for word in words(text).map_err(&bad)? {
+        names.extend(expand(word, MAX_HOSTS - names.len()).map_err(&bad)?);
+    }
+    Ok(names)
+}
+
 /// The parts between commas that are not in brackets.
 fn words(text: &str) -> Result<Vec<&str>, String> {
     let text = text.trim();
@@ -233,6 +253,16 @@ mod tests {
         let mut names: Vec<String> = parse(text).expect(text).into_iter().map(String::from).collect();
         names.sort_by(|a, b| natural(a, b));
         names
+    }
+
+    #[test]
+    fn names_are_expanded_in_their_own_order() {
+        assert_eq!(
+            expanded("n[3,1-2],login1,n3").expect("a host list"),
+            ["n3", "n1", "n2", "login1", "n3"]
+        );
+        assert!(expanded("").expect("none").is_empty());
+        assert!(expanded("n[1-").is_err());
     }
 
     #[test]

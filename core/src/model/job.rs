@@ -186,6 +186,40 @@ pub struct Placed {
     /// When its user last moved the deadline: that counts as use.
     #[serde(default)]
     pub extended: Option<Timestamp>,
+    /// The last signal that somebody had sent to it.
+    #[serde(default)]
+    pub signalled: Option<Signalled>,
+}
+
+/// A signal to what runs of a job, and how many there were: a whole state, of which a container executes what is new to
+/// it. Of several that come in between it learns the last one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Signalled {
+    /// Signals in this allocation, this one included.
+    pub count: u32,
+    /// What it is.
+    pub sent: Sent,
+}
+
+/// A signal, and which processes of a job it is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sent {
+    /// Its number, 1 to 31.
+    pub signal: i32,
+    /// For the batch script, and the shells of terminals.
+    pub shells: bool,
+    /// For everything else.
+    pub others: bool,
+}
+
+impl Sent {
+    /// Linux's highest signal that has a name of its own.
+    const MAX: i32 = 31;
+
+    /// There is such a signal, and somebody whom it is for.
+    pub fn is_valid(self) -> bool {
+        (1..=Self::MAX).contains(&self.signal) && (self.shells || self.others)
+    }
 }
 
 impl Placed {

@@ -224,6 +224,9 @@ pub struct DesiredJob {
     /// When the broker ends it, unless it is used until then; none: it is used, or may be idle.
     #[serde(default)]
     pub idle_ends: Option<Timestamp>,
+    /// The last signal that somebody had sent to it.
+    #[serde(default)]
+    pub signalled: Option<super::job::Signalled>,
 }
 
 /// An allocation that a node is to end and forget. Exactly this one: after a backup was restored,

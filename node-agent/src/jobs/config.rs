@@ -152,6 +152,7 @@ pub(super) fn init(
         end_signal: message.end_signal,
         idle_ends_ms: message.idle_ends_ms,
         idle_warn_before_s: message.idle_warn_before_s.clone(),
+        user_signal: message.user_signal,
     }
 }
 
@@ -346,6 +347,7 @@ mod tests {
             container: ContainerOptions::default(),
             batch: None,
             idle_ends: None,
+            signalled: None,
         }
     }
 

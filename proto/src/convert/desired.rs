@@ -4,6 +4,7 @@
 //! a login name is in numbers, and who may enter over SSH, is the shell's to
 //! know. The broker adds both; an agent keeps the message beside the model.
 
+use carrel_core::model::job::{Sent, Signalled};
 use carrel_core::model::activity::Thresholds;
 use carrel_core::model::batch::BatchRun;
 use carrel_core::model::gpu_unit::GpuUnit;
@@ -68,6 +69,31 @@ fn desired_job(job: &DesiredJob, identity: v1::Identity, ssh: v1::SshAccess) -> 
         idle_ends_ms: job.idle_ends.map_or(0, Timestamp::millis),
         idle_warn_before_s: Vec::new(),
         batch: job.batch.as_ref().map(Into::into),
+        user_signal: job.signalled.map(Into::into),
+    }
+}
+
+impl From<Signalled> for v1::UserSignal {
+    fn from(signalled: Signalled) -> Self {
+        Self {
+            count: signalled.count,
+            signal: signalled.sent.signal,
+            shells: signalled.sent.shells,
+            others: signalled.sent.others,
+        }
+    }
+}
+
+impl From<v1::UserSignal> for Signalled {
+    fn from(message: v1::UserSignal) -> Self {
+        Self {
+            count: message.count,
+            sent: Sent {
+                signal: message.signal,
+                shells: message.shells,
+                others: message.others,
+            },
+        }
     }
 }
 
@@ -198,6 +224,7 @@ impl TryFrom<v1::DesiredJob> for DesiredJob {
             },
             batch: job.batch.map(Into::into),
             idle_ends: (job.idle_ends_ms > 0).then(|| Timestamp::from_millis(job.idle_ends_ms)),
+            signalled: job.user_signal.map(Into::into),
         })
     }
 }

@@ -172,6 +172,14 @@ fn wanted() -> Desired {
                 append: true,
             }),
             idle_ends: Some(Timestamp(2_000)),
+            signalled: Some(carrel_core::model::job::Signalled {
+                count: 2,
+                sent: carrel_core::model::job::Sent {
+                    signal: 12,
+                    shells: false,
+                    others: true,
+                },
+            }),
         }],
         tombstones: vec![Tombstone {
             key: key(),

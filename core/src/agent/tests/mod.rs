@@ -251,6 +251,7 @@ fn job(id: u64, gpus: &[u32]) -> DesiredJob {
         container: ContainerOptions::default(),
         batch: None,
         idle_ends: None,
+        signalled: None,
     }
 }
 

@@ -305,6 +305,7 @@ impl State {
                 ending: None,
                 leaving: None,
                 extended: None,
+                signalled: None,
             },
         })
     }

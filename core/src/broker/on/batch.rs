@@ -196,7 +196,7 @@ impl Broker {
         Ok(Reply::Done)
     }
 
-    fn audit_foreign(&mut self, caller: &Caller, jobs: &[Arc<Job>], name: &JobRef, what: &str) {
+    pub(super) fn audit_foreign(&mut self, caller: &Caller, jobs: &[Arc<Job>], name: &JobRef, what: &str) {
         if jobs.iter().any(|job| job.owner != caller.user) {
             self.audit(caller, Action::JobUpdate, format!("job {name}"), what);
         }
@@ -204,7 +204,7 @@ impl Broker {
 
     /// The batch jobs that a caller names, if they are theirs to change: of an array those that its tasks are, or wait
     /// in.
-    fn batch_jobs(&self, caller: &Caller, call: Call, name: &JobRef) -> Result<Vec<Arc<Job>>, Reject> {
+    pub(super) fn batch_jobs(&self, caller: &Caller, call: Call, name: &JobRef) -> Result<Vec<Arc<Job>>, Reject> {
         caller.must(call)?;
         let named = self.state.named(name).map_err(|reject| match caller.job() {
             Some(_) => out_of_reach(),

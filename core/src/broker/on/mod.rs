@@ -19,6 +19,7 @@ mod reservation;
 mod reserve;
 mod session;
 mod share;
+mod signal;
 mod tick;
 mod token;
 
@@ -35,6 +36,7 @@ impl Broker {
             Input::SubmitJob(caller, request) => self.on_submit_job(now, &caller, *request),
             Input::RequeueJob(caller, job) => self.on_requeue_job(now, &caller, &job),
             Input::CancelJob(caller, job) => self.on_cancel_job(now, &caller, &job),
+            Input::SignalJob(caller, job, sent) => self.on_signal_job(&caller, &job, sent),
             Input::UpdateJob(caller, job, update) => self.on_update_job(&caller, &job, &update),
             Input::ExtendSession(caller, session, add) => self.on_extend(now, &caller, &session, add),
             Input::StopSession(caller, session, job) => self.on_stop(now, &caller, &session, job),

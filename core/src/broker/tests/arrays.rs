@@ -211,6 +211,39 @@ fn a_task_that_is_queued_again_is_the_same_one_and_counts() {
     assert_eq!(both.expect_err("not his").kind, RejectKind::Denied);
 }
 
+/// More at once, fewer, as many as there is room for: of what waits, and of the array as a whole.
+#[test]
+fn a_throttle_can_be_changed() {
+    let mut world = World::new(&["n1"]);
+    let id = world.array("0-7%2", 1);
+    let running = |world: &World| world.labels(id, JobState::Configuring).len();
+    let throttle = |world: &mut World, user: &str, name: &str, most: u32| {
+        let update = JobUpdate {
+            throttle: Some(most),
+            ..JobUpdate::default()
+        };
+        world.handle(Input::UpdateJob(caller(user), named(name), update))
+    };
+    assert_eq!(running(&world), 2);
+    assert!(throttle(&mut world, "bob", "1", 5).is_err(), "another's");
+    throttle(&mut world, "alice", "1", 5).expect("its owner's");
+    assert_eq!(running(&world), 5);
+    // Those that run go on; the next one starts when they are few enough.
+    throttle(&mut world, "alice", "1_3", 1).expect("it is of the whole array");
+    assert_eq!(running(&world), 5);
+    for _ in 0..4 {
+        let task = world.labels(id, JobState::Configuring)[0].clone();
+        let job = world.called(&task);
+        world.end(job, "n1", Some(0));
+    }
+    assert_eq!(running(&world), 1);
+    throttle(&mut world, "alice", "1", 0).expect("as many as there is room for");
+    assert_eq!(running(&world), 4);
+    let plain = world.submitted(request(None, 1));
+    let refused = throttle(&mut world, "alice", &plain.to_string(), 3).expect_err("it is none");
+    assert_eq!(refused.message, format!("job {plain} is no array: it has no throttle"));
+}
+
 #[test]
 fn tasks_are_cancelled_by_their_indices() {
     let mut world = World::new(&["n1"]);

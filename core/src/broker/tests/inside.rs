@@ -67,6 +67,7 @@ fn the_table_names_every_call_that_is_possible_from_inside() {
         Call::SubmitJob,
         Call::RequeueJob,
         Call::CancelJob,
+        Call::SignalJob,
         Call::UpdateJob,
         Call::ListJobs,
         Call::ListHistory,
@@ -224,4 +225,128 @@ fn a_call_does_not_outlive_its_job() {
             .placed()
             .is_none_or(|placed| placed.ending.is_none())
     );
+}
+
+/// From inside a batch job: it and what it submits are reached, and nothing else; and what it submits is no wider.
+#[test]
+fn a_job_submits_what_is_no_wider_than_itself() {
+    use crate::model::batch::{Output as Files, Place};
+    use crate::model::session::Mount;
+    use crate::model::terms::TermsRequest;
+    let mut world = World::new(&["n1"]);
+    let request = |image: &str, mounts: Vec<Mount>, terms: TermsRequest| SubmitJob {
+        name: "child".to_owned(),
+        spec: SessionSpec {
+            image: image.into(),
+            terms,
+            container: crate::model::session::ContainerOptions {
+                mounts,
+                ..Default::default()
+            },
+            ..gpus(1)
+        },
+        command: vec!["true".into()],
+        script: None,
+        output: Files::default(),
+        submitted_from: Place::default(),
+        requeue: true,
+        start: StartWish::default(),
+        array: None,
+        request_key: String::new(),
+    };
+    let submit = |world: &mut World, caller: Caller, request: SubmitJob| {
+        match world.handle(Input::SubmitJob(caller, Box::new(request)))?.reply {
+            Reply::Job(id) => Ok(id),
+            other => panic!("no job: {other:?}"),
+        }
+    };
+    let plain = || request("", Vec::new(), TermsRequest::default());
+    let own_image = request("local/own", Vec::new(), TermsRequest::default());
+    let parent = submit(&mut world, caller("alice"), own_image).expect("from outside");
+    let other = submit(&mut world, caller("alice"), plain()).expect("from outside");
+    let seen = world.seen(parent, "n1", ObservedPhase::Ready);
+    let beside = world.seen(other, "n1", ObservedPhase::Ready);
+    world.report("n1", vec![seen, beside]);
+    let asks = inside(&world, parent);
+    let child = submit(&mut world, asks.clone(), plain()).expect("no wider");
+    let batch = world.job(child).batch.clone().expect("a batch job");
+    assert_eq!((batch.image.as_str(), batch.submitted_by), ("local/own", Some(parent)));
+
+    let mount = Mount {
+        source: "/data".into(),
+        target: "/data".into(),
+        read_only: true,
+    };
+    let elsewhere = |terms| request("", Vec::new(), terms);
+    for (wider, what) in [
+        (request("", vec![mount], TermsRequest::default()), "/data"),
+        (
+            elsewhere(TermsRequest {
+                account: Some("physics".parse().expect("a name")),
+                ..TermsRequest::default()
+            }),
+            "account",
+        ),
+        (
+            elsewhere(TermsRequest {
+                partition: Some("other".parse().expect("a name")),
+                ..TermsRequest::default()
+            }),
+            "partition",
+        ),
+    ] {
+        let refused = submit(&mut world, asks.clone(), wider).expect_err(what);
+        assert_eq!(refused.kind, RejectKind::Denied, "{refused}");
+        assert!(refused.message.contains(what), "{refused}");
+    }
+
+    // It reaches itself and its child, and not another job of the same user.
+    let all = [parent, child, other];
+    let state = world.broker.state();
+    assert_eq!(all.map(|id| state.within_reach(&asks, world.job(id))), [true, true, false]);
+    for input in [
+        Input::CancelJob(asks.clone(), other.into()),
+        Input::RequeueJob(asks.clone(), other.into()),
+        Input::UpdateJob(asks.clone(), other.into(), JobUpdate::default()),
+        Input::CancelJob(asks.clone(), JobId(99).into()),
+    ] {
+        assert_eq!(world.handle(input).expect_err("out of reach").kind, RejectKind::Denied);
+    }
+    world.must(Input::CancelJob(asks.clone(), child.into()));
+    world.must(Input::RequeueJob(asks.clone(), parent.into()));
+    assert_eq!(world.state(parent), JobState::Completing);
+    // Once its allocation is gone, what it had under way reaches nothing, not even itself.
+    let gone = world.seen(parent, "n1", ObservedPhase::Released);
+    let beside = world.seen(other, "n1", ObservedPhase::Ready);
+    world.report("n1", vec![gone, beside]);
+    assert!(world.handle(Input::CancelJob(asks.clone(), parent.into())).is_err());
+    assert!(submit(&mut world, asks, plain()).is_err());
+}
+
+/// A signal is a count that grows with each, of what runs alone.
+#[test]
+fn signals_are_counted() {
+    use crate::model::job::Sent;
+    let mut world = World::new(&["n1"]);
+    let id = world.submit("alice", gpus(1));
+    let sent = |signal| Sent {
+        signal,
+        shells: false,
+        others: true,
+    };
+    let send = |world: &mut World, user: &str, signal| {
+        world.handle(Input::SignalJob(caller(user), id.into(), sent(signal)))
+    };
+    assert!(send(&mut world, "alice", 10).is_err(), "it does not run yet");
+    let seen = world.seen(id, "n1", ObservedPhase::Ready);
+    world.report("n1", vec![seen]);
+    assert!(send(&mut world, "bob", 10).is_err());
+    assert!(send(&mut world, "alice", 0).is_err());
+    send(&mut world, "alice", 10).expect("its owner");
+    send(&mut world, "ops", 12).expect("an operator");
+    let signalled = world.job(id).placed().expect("it runs").signalled.expect("two");
+    assert_eq!((signalled.count, signalled.sent.signal), (2, 12));
+    let told = crate::broker::desired(world.broker.state(), &node("n1"));
+    assert_eq!(told.jobs[0].signalled, Some(signalled));
+    assert_eq!(world.state(id), JobState::Running);
 }

@@ -24,6 +24,7 @@ mod shared;
 mod streams;
 mod terminal;
 mod transport;
+mod user_signal;
 
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
@@ -187,6 +188,15 @@ async fn serve(inherited: Inherited) -> anyhow::Result<()> {
         tokio::select! {
             // Safe to cancel: nobody is left to be told.
             () = warning => {}
+            () = over.cancelled() => {}
+        }
+    });
+    let signals = user_signal::obey(Arc::clone(&shared));
+    let over = ending.clone();
+    tasks.spawn(async move {
+        tokio::select! {
+            // Safe to cancel: nothing is left to be signalled.
+            () = signals => {}
             () = over.cancelled() => {}
         }
     });
