@@ -26,7 +26,7 @@ pub const USAGE: Usage = Usage {
         refused('B', "batch-script", Nothing, "scripts are not kept for that"),
         used('b', "brief", Nothing, "JobID, State, ExitCode"),
         refused('C', "cluster-constraints", Value, ONE_CLUSTER),
-        refused('M', "clusters", Value, ONE_CLUSTER),
+        noted('M', "clusters", Value, ONE_CLUSTER),
         refused('c', "completion", Nothing, "there is one history"),
         noted('D', "duplicates", Nothing, "a job has one line"),
         used(NONE, "delimiter", Value, "between fields, with -p and -P"),

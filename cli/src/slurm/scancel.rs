@@ -21,7 +21,7 @@ pub const USAGE: Usage = Usage {
     options: &[
         used('A', "account", Value, "on this account"),
         used('b', "batch", Nothing, "the signal is for the batch script alone"),
-        refused('M', "clusters", Value, ONE_CLUSTER),
+        noted('M', "clusters", Value, ONE_CLUSTER),
         noted('c', "ctld", Nothing, "it always goes through the broker"),
         used('f', "full", Nothing, "the signal is for the batch script and all that it has started"),
         used(NONE, "help", Nothing, "this text"),

@@ -33,7 +33,7 @@ pub const USAGE: Usage = Usage {
         used(NONE, "json", Perhaps, "as JSON, with Slurm's names"),
         noted(NONE, "local", Nothing, ONE_CLUSTER),
         used('l', "long", Nothing, "more of each"),
-        refused('M', "clusters", Value, ONE_CLUSTER),
+        noted('M', "clusters", Value, ONE_CLUSTER),
         used('n', "nodes", Value, "these nodes"),
         used('N', "Node", Nothing, "a line for each node"),
         used('h', "noheader", Nothing, "no header"),

@@ -24,7 +24,7 @@ pub const USAGE: Usage = Usage {
         refused(NONE, "json", Perhaps, "`carrel explain --output json` is there"),
         noted(NONE, "local", Nothing, ONE_CLUSTER),
         used('l', "long", Nothing, "more of each"),
-        refused('M', "clusters", Value, ONE_CLUSTER),
+        noted('M', "clusters", Value, ONE_CLUSTER),
         used('h', "noheader", Nothing, "no header"),
         used('n', "norm", Nothing, "factors in place of points"),
         used('p', "partition", Value, "in these partitions"),

@@ -34,7 +34,7 @@ pub const USAGE: Usage = Usage {
         refused('L', "licenses", Value, "there are no licenses"),
         noted(NONE, "local", Nothing, ONE_CLUSTER),
         used('l', "long", Nothing, "more of each"),
-        refused('M', "clusters", Value, ONE_CLUSTER),
+        noted('M', "clusters", Value, ONE_CLUSTER),
         used(NONE, "me", Nothing, "one's own"),
         used('n', "name", Value, "of these names"),
         used('h', "noheader", Nothing, "no header"),

@@ -24,7 +24,7 @@ pub const USAGE: Usage = Usage {
         used(NONE, "help", Nothing, "this text"),
         refused(NONE, "json", Perhaps, "`carrel admin account list --output json` is there"),
         used('l', "long", Nothing, "more of each"),
-        refused('M', "clusters", Value, ONE_CLUSTER),
+        noted('M', "clusters", Value, ONE_CLUSTER),
         refused('m', "partition", Nothing, "shares are not told apart by partition"),
         used('p', "parsable", Nothing, "'|' behind each field"),
         used('P', "parsable2", Nothing, "'|' between fields"),

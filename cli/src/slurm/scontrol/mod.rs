@@ -22,7 +22,7 @@ pub const USAGE: Usage = Usage {
             requeuehold, top, ping, version.",
     options: &[
         noted('a', "all", Nothing, "no partition is hidden"),
-        refused('M', "clusters", Value, ONE_CLUSTER),
+        noted('M', "clusters", Value, ONE_CLUSTER),
         used('d', "details", Nothing, "GPUs and CPUs of each node"),
         noted(NONE, "federation", Nothing, ONE_CLUSTER),
         noted('F', "future", Nothing, "there are no nodes to come"),

@@ -254,7 +254,7 @@ fn a_job_submits_what_is_no_wider_than_itself() {
         array: None,
         request_key: String::new(),
     };
-    let submit = |world: &mut World, caller: Caller, request: SubmitJob| {
+    let submit = |world: &mut World, caller: Caller, request: SubmitJob| -> Result<JobId, Reject> {
         match world.handle(Input::SubmitJob(caller, Box::new(request)))?.reply {
             Reply::Job(id) => Ok(id),
             other => panic!("no job: {other:?}"),
@@ -346,7 +346,7 @@ fn signals_are_counted() {
     send(&mut world, "ops", 12).expect("an operator");
     let signalled = world.job(id).placed().expect("it runs").signalled.expect("two");
     assert_eq!((signalled.count, signalled.sent.signal), (2, 12));
-    let told = crate::broker::desired(world.broker.state(), &node("n1"));
+    let told = world.broker.desired(&node("n1")).expect("heard of");
     assert_eq!(told.jobs[0].signalled, Some(signalled));
     assert_eq!(world.state(id), JobState::Running);
 }

@@ -38,7 +38,7 @@ fn named(name: &str) -> SessionRef {
 }
 
 impl World {
-    fn end(&mut self, id: JobId, name: &str, exit_code: Option<i32>) {
+    pub(super) fn end(&mut self, id: JobId, name: &str, exit_code: Option<i32>) {
         let mut gone = self.seen(id, name, ObservedPhase::Released);
         gone.cause = Some(EndCause::Exited);
         gone.exit_code = exit_code;

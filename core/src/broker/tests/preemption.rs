@@ -56,7 +56,7 @@ impl World {
         self.store.push(Change::PutQos(qos));
     }
 
-    fn submit(&mut self, user: &str, spec: SessionSpec) -> JobId {
+    pub(super) fn submit(&mut self, user: &str, spec: SessionSpec) -> JobId {
         let request = SubmitJob {
             name: "train".to_owned(),
             spec,
