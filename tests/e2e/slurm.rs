@@ -114,21 +114,21 @@ fn what_is_wrong_is_said_as_slurm_says_it() {
         (&["scancel", "99999999"], "scancel: error: Kill job error on job id 99999999: Invalid job id specified"),
         (&["scancel"], "No job identification provided"),
         (&["scontrol", "show", "job", "99999999"], "Invalid job id specified"),
-        (&["sbatch", "--wrap", "true", "-N", "999"], "sbatch: error: Batch job submission failed: "),
+        (&["sbatch", "--wrap", "true", "-N", "999"], "sbatch: error: "),
     ] {
         let output = slurm.run(words);
         assert_eq!(output.code, 1, "{words:?}: {output}");
         assert!(output.stderr.contains(said), "{words:?}: {output}");
         assert_eq!(output.stdout, "", "{words:?}: {output}");
     }
-    let noted = slurm.run(&["sinfo", "--hide", "-h", "-o", "%P %a %l %D %t %N"]);
+    let noted = slurm.run(&["sinfo", "--hide", "-h", "-p", "all", "-o", "%P %a %l %D %t %N"]);
     assert!(noted.stderr.contains("sinfo: --hide is ignored"), "{noted}");
     assert!(noted.stdout.lines().all(|line| line.starts_with("all* up ")), "{noted}");
     assert!(slurm.ok(&["sinfo", "--version"]).starts_with("slurm "));
     assert!(slurm.ok(&["squeue", "--help"]).contains("--noheader"));
     let names = slurm.ok(&["scontrol", "show", "hostnames", "n[0-1,7]"]);
     assert_eq!(names, "n0\nn1\nn7\n");
-    let nodes = slurm.ok(&["sinfo", "-hN", "-o", "%N %c"]);
+    let nodes = slurm.ok(&["sinfo", "-hN", "-p", "all", "-o", "%N %c"]);
     assert_eq!(nodes.lines().count(), 2, "{nodes}");
     assert!(slurm.ok(&["scontrol", "show", "node", "n0"]).starts_with("NodeName=n0 "));
     assert!(slurm.ok(&["scontrol", "show", "partition"]).contains("PartitionName=all"));
@@ -141,7 +141,7 @@ fn what_is_wrong_is_said_as_slurm_says_it() {
 fn an_array_is_listed_held_and_ended_task_by_task() {
     let cluster = shared::cluster();
     let slurm = Links::install(cluster, ALICE, "slurm-array");
-    let id = slurm.sbatch(&["-J", "sweep", "--array=0-7%1", "--wrap", "exec sleep 600"]);
+    let id = slurm.sbatch(&["-J", "slurm-sweep", "--array=0-7%1", "--wrap", "exec sleep 600"]);
     let listed = |format: &str| slurm.ok(&["squeue", "-h", "-j", &id, "-o", format]);
     slurm.until(&format!("{id}_0"), "RUNNING");
     cluster.ready("the others wait", |_| {
@@ -158,7 +158,7 @@ fn an_array_is_listed_held_and_ended_task_by_task() {
         listed("%i %r").lines().any(|line| line == format!("{id}_[5-7%2] JobHeldUser"))
     });
     slurm.ok(&["scontrol", "release", &id]);
-    slurm.ok(&["scancel", "--name=sweep", "--me"]);
+    slurm.ok(&["scancel", "--name=slurm-sweep", "--me"]);
     cluster.ready("nothing is left", |_| listed("%i").is_empty());
 }
 
@@ -204,7 +204,7 @@ fn a_job_works_with_slurm_s_names_from_inside() {
          if [ $SLURM_RESTART_COUNT = 1 ]; then exit 0; fi\n\
          child=$(sbatch --parsable -c1 --mem 64M -J child --wrap 'echo child')\n\
          while [ \"$(sacct -nXP -j $child -o state)\" != COMPLETED ]; do sleep 0.1; done\n\
-         echo seen $(sacct -nXP -S now-1day -o jobname | sort | xargs)\n\
+         echo seen $(sacct -nXP -S now-1day -o jobname | sort)\n\
          echo queue $(squeue -h -o %j)\n\
          sbatch --account=elsewhere --wrap true; echo account $?\n\
          scancel {beside}; echo beside $?\n\

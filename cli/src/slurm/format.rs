@@ -96,20 +96,24 @@ pub fn letters<T>(text: &str, fields: &'static [Field<T>]) -> Result<Layout<T>> 
 pub fn long<T>(text: &str, fields: &'static [Field<T>]) -> Result<Layout<T>> {
     const USUAL: usize = 20;
     let words = text.split(',').map(str::trim).filter(|word| !word.is_empty());
-    let column = |word: &str| {
+    let mut parts = Vec::new();
+    for word in words {
         let (name, size) = word.split_once(':').unwrap_or((word, ""));
         let field = named(name, fields)
             .ok_or_else(|| CliError::usage(format!("Invalid job format specification: {name}")))?;
-        let digits = size.trim_start_matches(['.', '-']);
-        let digits: String = digits.chars().take_while(char::is_ascii_digit).collect();
-        let width = digits.parse().unwrap_or(USUAL);
-        Ok(Part::Column(Column {
+        let rest = size.trim_start_matches(['.', '-']);
+        let behind = rest.trim_start_matches(|c: char| c.is_ascii_digit());
+        let width = rest[..rest.len() - behind.len()].parse().unwrap_or(USUAL);
+        parts.push(Part::Column(Column {
             field,
             width: (width > 0).then_some(width),
             right: size.starts_with('.'),
-        }))
-    };
-    words.map(column).collect()
+        }));
+        if !behind.is_empty() {
+            parts.push(Part::Text(behind.to_owned()));
+        }
+    }
+    Ok(parts)
 }
 
 /// Reads a format of sacct, sstat and sshare: `JobID%30,State,Elapsed%-12`.
@@ -267,6 +271,8 @@ mod tests {
     fn long_names_have_twenty_characters() {
         let layout = long("jobid:.4,name:3,Name", FIELDS).expect("read");
         assert_eq!(line(&layout, Some(&(7, "train"))), "   7tratrain               \n");
+        let marked = long("jobid:2|,name:0/", FIELDS).expect("read");
+        assert_eq!(line(&marked, Some(&(7, "train"))), "7 |train/\n");
         assert!(long("nonsense", FIELDS).is_err());
     }
 

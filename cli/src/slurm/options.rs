@@ -219,6 +219,11 @@ fn named<'a>(usage: &'a Usage, name: &str) -> Result<&'a Opt> {
     if let Some(exact) = options().find(|one| one.long == name) {
         return Ok(exact);
     }
+    // Slurm takes several of them in the plural as well, and in the singular.
+    let other = |one: &&Opt| one.long.strip_suffix('s') == Some(name) || name.strip_suffix('s') == Some(one.long);
+    if let Some(other) = options().find(other) {
+        return Ok(other);
+    }
     let mut begun = options().filter(|one| !name.is_empty() && one.long.starts_with(name));
     match (begun.next(), begun.next()) {
         (Some(only), None) => Ok(only),
@@ -295,6 +300,8 @@ mod tests {
         assert_eq!(given.value("format"), Some("%t,%u"));
         assert_eq!(given.list("nodes"), ["a", "b"]);
         assert_eq!(given.words, ["x", "-h"]);
+        assert!(read(&["--node=a"]).expect("read").has("nodes"));
+        assert!(read(&["--formats=a"]).expect("read").has("format"));
         let given = read(&["--noh", "-o", "%.18i", "-i5", "--iterate"]).expect("read");
         assert!(given.has("noheader"));
         assert_eq!((given.value("format"), given.value("iterate")), (Some("%.18i"), Some("")));

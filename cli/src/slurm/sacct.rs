@@ -62,6 +62,7 @@ pub const USAGE: Usage = Usage {
         used('k', "timelimit-min", Value, "with a time limit of this, or from this on"),
         noted('T', "truncate", Nothing, "times are as they were"),
         noted(NONE, "units", Value, "units are as they are"),
+        used(NONE, "uid", Value, "of these users, by number"),
         used('U', "usage", Nothing, "how it is called"),
         used('u', "user", Value, "of these users; another's for operators"),
         noted(NONE, "use-local-uid", Nothing, "names are this machine's"),
@@ -293,7 +294,7 @@ impl Wanted {
         if since > until {
             return Err(USAGE.wrong("Start time is later than end time"));
         }
-        let users: BTreeSet<String> = given.list("user").iter().map(|user| user_name(user)).collect();
+        let users: BTreeSet<String> = given.list("user").iter().chain(&given.list("uid")).map(|user| user_name(user)).collect();
         let nodes = given.value("nodelist").unwrap_or_default();
         let minutes = |long: &str, none: u64| -> Result<u64> {
             given.value(long).map_or(Ok(none), |text| {
