@@ -76,10 +76,22 @@ fn jobs_go_from_sbatch_to_sacct() {
     let output = std::fs::read_to_string(home.join(format!("slurm-{id}.out"))).expect("sbatch's usual file");
     assert_eq!(output, "said\n");
     let rows = slurm.ok(&["sacct", "-nP", "-j", &id, "--format=jobid,jobname,state,exitcode"]);
-    assert_eq!(rows, format!("{id}|well|COMPLETED|0:0\n{id}.batch|batch|COMPLETED|0:0\n"));
+    assert_eq!(
+        rows,
+        format!("{id}|well|COMPLETED|0:0\n{id}.batch|batch|COMPLETED|0:0\n")
+    );
     // parsl and nextflow.
-    let rows = slurm.ok(&["sacct", "-X", "--noheader", "--format=jobid,state", &format!("--job={id}")]);
-    assert_eq!(rows.split_whitespace().collect::<Vec<_>>(), [id.as_str(), "COMPLETED"]);
+    let rows = slurm.ok(&[
+        "sacct",
+        "-X",
+        "--noheader",
+        "--format=jobid,state",
+        &format!("--job={id}"),
+    ]);
+    assert_eq!(
+        rows.split_whitespace().collect::<Vec<_>>(),
+        [id.as_str(), "COMPLETED"]
+    );
     let listed = slurm.ok(&["squeue", "--noheader", "-o", "%i %t", "-t", "all", "-u", "alice"]);
     assert!(listed.lines().any(|line| line == format!("{id} CD")), "{listed}");
     let shown = slurm.ok(&["scontrol", "show", "job", &id, "-o"]);
@@ -87,7 +99,11 @@ fn jobs_go_from_sbatch_to_sacct() {
     assert!(shown.contains(" JobState=COMPLETED Reason=None "), "{shown}");
     assert!(shown.contains("UserId=alice("), "{shown}");
     let document = json(&slurm.ok(&["sacct", "--json", "-j", &id]));
-    assert_eq!(document["jobs"][0]["state"]["current"], serde_json::json!(["COMPLETED"]), "{document}");
+    assert_eq!(
+        document["jobs"][0]["state"]["current"],
+        serde_json::json!(["COMPLETED"]),
+        "{document}"
+    );
 
     let failing = slurm.sbatch(&["--wrap", "exit 3"]);
     slurm.until(&failing, "FAILED");
@@ -107,13 +123,31 @@ fn what_is_wrong_is_said_as_slurm_says_it() {
     let cluster = shared::cluster();
     let slurm = Links::install(cluster, ALICE, "slurm-wrong");
     for (words, said) in [
-        (&["sbatch", "--nonsense", "x.sh"][..], "sbatch: error: unrecognized option '--nonsense'"),
-        (&["squeue", "--nonsense"], "squeue: error: unrecognized option '--nonsense'"),
-        (&["squeue", "-j", "99999999"], "slurm_load_jobs error: Invalid job id specified"),
-        (&["sacct", "-o", "nonsense"], "Invalid field requested: \"nonsense\""),
-        (&["scancel", "99999999"], "scancel: error: Kill job error on job id 99999999: Invalid job id specified"),
+        (
+            &["sbatch", "--nonsense", "x.sh"][..],
+            "sbatch: error: unrecognized option '--nonsense'",
+        ),
+        (
+            &["squeue", "--nonsense"],
+            "squeue: error: unrecognized option '--nonsense'",
+        ),
+        (
+            &["squeue", "-j", "99999999"],
+            "slurm_load_jobs error: Invalid job id specified",
+        ),
+        (
+            &["sacct", "-o", "nonsense"],
+            "Invalid field requested: \"nonsense\"",
+        ),
+        (
+            &["scancel", "99999999"],
+            "scancel: error: Kill job error on job id 99999999: Invalid job id specified",
+        ),
         (&["scancel"], "No job identification provided"),
-        (&["scontrol", "show", "job", "99999999"], "Invalid job id specified"),
+        (
+            &["scontrol", "show", "job", "99999999"],
+            "Invalid job id specified",
+        ),
         (&["sbatch", "--wrap", "true", "-N", "999"], "sbatch: error: "),
     ] {
         let output = slurm.run(words);
@@ -123,16 +157,32 @@ fn what_is_wrong_is_said_as_slurm_says_it() {
     }
     let noted = slurm.run(&["sinfo", "--hide", "-h", "-p", "all", "-o", "%P %a %l %D %t %N"]);
     assert!(noted.stderr.contains("sinfo: --hide is ignored"), "{noted}");
-    assert!(noted.stdout.lines().all(|line| line.starts_with("all* up ")), "{noted}");
+    assert!(
+        noted.stdout.lines().all(|line| line.starts_with("all* up ")),
+        "{noted}"
+    );
     assert!(slurm.ok(&["sinfo", "--version"]).starts_with("slurm "));
     assert!(slurm.ok(&["squeue", "--help"]).contains("--noheader"));
     let names = slurm.ok(&["scontrol", "show", "hostnames", "n[0-1,7]"]);
     assert_eq!(names, "n0\nn1\nn7\n");
     let nodes = slurm.ok(&["sinfo", "-hN", "-p", "all", "-o", "%N %c"]);
     assert_eq!(nodes.lines().count(), 2, "{nodes}");
-    assert!(slurm.ok(&["scontrol", "show", "node", "n0"]).starts_with("NodeName=n0 "));
-    assert!(slurm.ok(&["scontrol", "show", "partition"]).contains("PartitionName=all"));
-    for words in [&["sshare", "-P"][..], &["sprio"], &["squeue", "--json"], &["sinfo", "--json"]] {
+    assert!(
+        slurm
+            .ok(&["scontrol", "show", "node", "n0"])
+            .starts_with("NodeName=n0 ")
+    );
+    assert!(
+        slurm
+            .ok(&["scontrol", "show", "partition"])
+            .contains("PartitionName=all")
+    );
+    for words in [
+        &["sshare", "-P"][..],
+        &["sprio"],
+        &["squeue", "--json"],
+        &["sinfo", "--json"],
+    ] {
         slurm.ok(words);
     }
 }
@@ -145,17 +195,32 @@ fn an_array_is_listed_held_and_ended_task_by_task() {
     let listed = |format: &str| slurm.ok(&["squeue", "-h", "-j", &id, "-o", format]);
     slurm.until(&format!("{id}_0"), "RUNNING");
     cluster.ready("the others wait", |_| {
-        listed("%i %t %r").lines().any(|line| line == format!("{id}_[1-7%1] PD JobArrayTaskLimit"))
+        listed("%i %t %r")
+            .lines()
+            .any(|line| line == format!("{id}_[1-7%1] PD JobArrayTaskLimit"))
     });
-    assert_eq!(slurm.ok(&["squeue", "-hr", "-j", &id, "-o", "%i"]).lines().count(), 8);
-    slurm.ok(&["scontrol", "update", &format!("JobId={id}"), "ArrayTaskThrottle=2"]);
+    assert_eq!(
+        slurm
+            .ok(&["squeue", "-hr", "-j", &id, "-o", "%i"])
+            .lines()
+            .count(),
+        8
+    );
+    slurm.ok(&[
+        "scontrol",
+        "update",
+        &format!("JobId={id}"),
+        "ArrayTaskThrottle=2",
+    ]);
     slurm.until(&format!("{id}_1"), "RUNNING");
     slurm.ok(&["scancel", &format!("{id}_[3-4]"), &format!("{id}_0")]);
     slurm.until(&format!("{id}_0"), "CANCELLED by ");
     slurm.until(&format!("{id}_2"), "RUNNING");
     slurm.ok(&["scontrol", "hold", &id]);
     cluster.ready("what waits is held", |_| {
-        listed("%i %r").lines().any(|line| line == format!("{id}_[5-7%2] JobHeldUser"))
+        listed("%i %r")
+            .lines()
+            .any(|line| line == format!("{id}_[5-7%2] JobHeldUser"))
     });
     slurm.ok(&["scontrol", "release", &id]);
     slurm.ok(&["scancel", "--name=slurm-sweep", "--me"]);

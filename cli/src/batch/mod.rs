@@ -154,18 +154,50 @@ impl NotedArgs {
             ),
             ("--hint", &self.hint, "CPUs are chosen near to the GPUs"),
             ("--wckey", &self.wckey, "use is counted on accounts"),
-            ("--gres-flags", &self.gres_flags, "CPUs are chosen near to the GPUs"),
-            ("--gpu-bind", &self.gpu_bind, "each process sees the GPUs of its job"),
+            (
+                "--gres-flags",
+                &self.gres_flags,
+                "CPUs are chosen near to the GPUs",
+            ),
+            (
+                "--gpu-bind",
+                &self.gpu_bind,
+                "each process sees the GPUs of its job",
+            ),
             ("--gpu-freq", &self.gpu_freq, "clocks are the operators'"),
             ("--cpu-freq", &self.cpu_freq, "clocks are the operators'"),
             ("--mem-bind", &self.mem_bind, "memory is near to the CPUs"),
-            ("--distribution", &self.distribution, "CPUs are chosen near to the GPUs"),
-            ("--oversubscribe", &self.oversubscribe, "CPUs of a job are its own"),
+            (
+                "--distribution",
+                &self.distribution,
+                "CPUs are chosen near to the GPUs",
+            ),
+            (
+                "--oversubscribe",
+                &self.oversubscribe,
+                "CPUs of a job are its own",
+            ),
             ("--overcommit", &self.overcommit, "CPUs of a job are its own"),
-            ("--threads-per-core", &self.threads_per_core, "CPUs are hardware threads"),
-            ("--cores-per-socket", &self.cores_per_socket, "CPUs are hardware threads"),
-            ("--sockets-per-node", &self.sockets_per_node, "CPUs are hardware threads"),
-            ("--extra-node-info", &self.extra_node_info, "CPUs are hardware threads"),
+            (
+                "--threads-per-core",
+                &self.threads_per_core,
+                "CPUs are hardware threads",
+            ),
+            (
+                "--cores-per-socket",
+                &self.cores_per_socket,
+                "CPUs are hardware threads",
+            ),
+            (
+                "--sockets-per-node",
+                &self.sockets_per_node,
+                "CPUs are hardware threads",
+            ),
+            (
+                "--extra-node-info",
+                &self.extra_node_info,
+                "CPUs are hardware threads",
+            ),
             ("--tmp", &self.tmp, "disks are not counted"),
             (
                 "--kill-on-invalid-dep",
@@ -180,7 +212,11 @@ impl NotedArgs {
                 "a job begins when all of its nodes are ready",
             ),
             ("--spread-job", &self.spread_job, "jobs are packed"),
-            ("--use-min-nodes", &self.use_min_nodes, "jobs have the nodes that they ask for"),
+            (
+                "--use-min-nodes",
+                &self.use_min_nodes,
+                "jobs have the nodes that they ask for",
+            ),
         ];
         let given = given.into_iter().filter(|(_, value, _)| value.is_some());
         given

@@ -171,7 +171,11 @@ pub async fn run_as(context: &Context, args: SubmitArgs, face: Face) -> Result<u
         say(format_args!("carrel: {note}"));
     }
     if face != Face::Carrel && options.stdout.is_none() {
-        let usual = if options.array.is_some() { SBATCH_ARRAY_OUTPUT } else { SBATCH_OUTPUT };
+        let usual = if options.array.is_some() {
+            SBATCH_ARRAY_OUTPUT
+        } else {
+            SBATCH_OUTPUT
+        };
         options.stdout = Some(usual.to_owned());
     }
     let spec = spec(context, &options, &here, &own)?;
@@ -225,7 +229,10 @@ async fn until_over(context: &Context, client: &mut Client, id: u64) -> Result<O
 /// Says when it would start, in sbatch's words.
 fn would_start(plan: &v1::Plan) -> Result<u8> {
     let Some(choice) = plan.choices.first() else {
-        let why = plan.refusals.first().map_or("it fits on no node", |refusal| refusal.reason.as_str());
+        let why = plan
+            .refusals
+            .first()
+            .map_or("it fits on no node", |refusal| refusal.reason.as_str());
         return Err(CliError::failed(format!("allocation failure: {why}")));
     };
     let start = choice.start_ms.or_else(|| choice.now.then(crate::times::now_ms));

@@ -12,7 +12,9 @@ use crate::{output, view};
 ///
 /// Tasks that run go on, though they are more; of those that wait the next ones start once there is room below it.
 #[derive(Clone, Debug, clap::Args)]
-#[command(after_help = "Examples:\n  carrel throttle 17 5\n  carrel throttle 17 0       as many as there is room for")]
+#[command(
+    after_help = "Examples:\n  carrel throttle 17 5\n  carrel throttle 17 0       as many as there is room for"
+)]
 pub struct ThrottleArgs {
     /// The array
     #[arg(value_name = "JOB")]
@@ -37,8 +39,12 @@ pub async fn run(context: &Context, args: ThrottleArgs) -> Result<u8> {
         return output::json(&view::Job::from(job)).map(|()| 0);
     }
     match args.count {
-        0 => say(format_args!("carrel: of array {id} as many tasks run as there is room for")),
-        count => say(format_args!("carrel: of array {id} {count} tasks run at once at most")),
+        0 => say(format_args!(
+            "carrel: of array {id} as many tasks run as there is room for"
+        )),
+        count => say(format_args!(
+            "carrel: of array {id} {count} tasks run at once at most"
+        )),
     }
     Ok(0)
 }

@@ -73,7 +73,8 @@ pub fn letters<T>(text: &str, fields: &'static [Field<T>]) -> Result<Layout<T>> 
             .next()
             .ok_or_else(|| CliError::usage(format!("the format {text:?} ends within a field")))?;
         let field = fields.iter().find(|field| field.letter == Some(letter));
-        let field = field.ok_or_else(|| CliError::usage(format!("Invalid job format specification: {letter}")))?;
+        let field =
+            field.ok_or_else(|| CliError::usage(format!("Invalid job format specification: {letter}")))?;
         if !plain.is_empty() {
             parts.push(Part::Text(std::mem::take(&mut plain)));
         }
@@ -202,7 +203,9 @@ pub fn table<T>(columns: &[Column<T>], rows: &[T], style: &Style, header: bool) 
         let names = columns.iter().map(|column| column.field.name.to_owned());
         put(names.collect(), false);
         if *style == Style::Columns {
-            let dashes = columns.iter().map(|column| "-".repeat(column.width.unwrap_or(column.field.name.len())));
+            let dashes = columns
+                .iter()
+                .map(|column| "-".repeat(column.width.unwrap_or(column.field.name.len())));
             put(dashes.collect(), false);
         }
     }
@@ -220,7 +223,9 @@ fn clean(value: &str) -> String {
 
 /// In so many characters; what is cut off may be said by a '+'.
 fn fit(value: &str, width: Option<usize>, right: bool, marked: bool) -> String {
-    let Some(width) = width else { return value.to_owned() };
+    let Some(width) = width else {
+        return value.to_owned();
+    };
     let count = value.chars().count();
     if count > width {
         let kept = if marked { width.saturating_sub(1) } else { width };
@@ -263,14 +268,22 @@ mod tests {
         let layout = letters("%.5i|%4j %%%j", FIELDS).expect("read");
         assert_eq!(line(&layout, None), "JOBID|NAME %NAME\n");
         assert_eq!(line(&layout, Some(&(7, "training"))), "    7|trai %training\n");
-        assert!(letters("%i %Q", FIELDS).expect_err("no such").message.contains("specification: Q"));
+        assert!(
+            letters("%i %Q", FIELDS)
+                .expect_err("no such")
+                .message
+                .contains("specification: Q")
+        );
         assert!(letters("%i %", FIELDS).is_err());
     }
 
     #[test]
     fn long_names_have_twenty_characters() {
         let layout = long("jobid:.4,name:3,Name", FIELDS).expect("read");
-        assert_eq!(line(&layout, Some(&(7, "train"))), "   7tratrain               \n");
+        assert_eq!(
+            line(&layout, Some(&(7, "train"))),
+            "   7tratrain               \n"
+        );
         let marked = long("jobid:2|,name:0/", FIELDS).expect("read");
         assert_eq!(line(&marked, Some(&(7, "train"))), "7 |train/\n");
         assert!(long("nonsense", FIELDS).is_err());
@@ -289,7 +302,10 @@ mod tests {
             delimiter: "|".into(),
             trailing,
         };
-        assert_eq!(table(&columns, &rows, &parsable(false), true), "JobID|Name\n7|a\n12345|longest\n");
+        assert_eq!(
+            table(&columns, &rows, &parsable(false), true),
+            "JobID|Name\n7|a\n12345|longest\n"
+        );
         assert_eq!(table(&columns, &rows[..1], &parsable(true), false), "7|a|\n");
         let unknown = names(&["Nonsense".to_owned()], FIELDS).expect_err("no such");
         assert_eq!(unknown.message, "Invalid field requested: \"Nonsense\"");

@@ -47,10 +47,13 @@ pub async fn run(args: SlurmArgs) -> Result<u8> {
     match args.command {
         SlurmCommand::Install { dir, force } => install(&dir, force).map(|()| 0),
         SlurmCommand::Run(words) => {
-            let (name, rest) = words.split_first().ok_or_else(|| CliError::usage("which command?"))?;
+            let (name, rest) = words
+                .split_first()
+                .ok_or_else(|| CliError::usage("which command?"))?;
             let known = NAMES.into_iter().find(|known| known == name);
             let known = known.ok_or_else(|| {
-                CliError::usage(format!("{name} is none of Slurm's commands")).hint(format!("there are {}", NAMES.join(", ")))
+                CliError::usage(format!("{name} is none of Slurm's commands"))
+                    .hint(format!("there are {}", NAMES.join(", ")))
             })?;
             Ok(Box::pin(super::main(known, rest.to_vec())).await)
         }
@@ -70,8 +73,10 @@ fn install(dir: &Path, force: bool) -> Result<()> {
     for name in NAMES {
         let link = dir.join(name);
         if there(&link)? == Some(false) && !force {
-            return Err(CliError::failed(format!("{} is there, and is no link", link.display()))
-                .hint("another directory, or --force to replace it"));
+            return Err(
+                CliError::failed(format!("{} is there, and is no link", link.display()))
+                    .hint("another directory, or --force to replace it"),
+            );
         }
     }
     for name in NAMES {
@@ -82,10 +87,18 @@ fn install(dir: &Path, force: bool) -> Result<()> {
             .and_then(|()| std::fs::rename(&new, &link))
             .context(format_args!("cannot put {}", link.display()))?;
     }
-    say(format_args!("carrel: {} lead to {}", NAMES.join(", "), program.display()));
-    let on_path = std::env::var_os("PATH").is_some_and(|path| std::env::split_paths(&path).any(|one| one == dir));
+    say(format_args!(
+        "carrel: {} lead to {}",
+        NAMES.join(", "),
+        program.display()
+    ));
+    let on_path =
+        std::env::var_os("PATH").is_some_and(|path| std::env::split_paths(&path).any(|one| one == dir));
     if !on_path {
-        say(format_args!("carrel: put {} on PATH, before another Slurm's", dir.display()));
+        say(format_args!(
+            "carrel: put {} on PATH, before another Slurm's",
+            dir.display()
+        ));
     }
     Ok(())
 }
@@ -106,7 +119,12 @@ mod tests {
         std::fs::remove_file(dir.path().join("sinfo")).expect("own link");
         std::fs::write(dir.path().join("sinfo"), "another's").expect("own file");
         std::fs::remove_file(dir.path().join("squeue")).expect("own link");
-        assert!(install(dir.path(), false).expect_err("no link").message.contains("sinfo is there"));
+        assert!(
+            install(dir.path(), false)
+                .expect_err("no link")
+                .message
+                .contains("sinfo is there")
+        );
         assert!(!dir.path().join("squeue").exists());
         install(dir.path(), true).expect("forced");
         assert!(std::fs::read_link(dir.path().join("sinfo")).is_ok());

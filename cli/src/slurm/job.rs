@@ -4,13 +4,13 @@ use carrel_core::model::array::JobRef;
 use carrel_core::model::host_list;
 use carrel_core::model::ids::NodeName;
 use carrel_core::model::indices::IndexSet;
-use carrel_proto::v1::{self, JobState};
 use carrel_proto::v1::gpu_unit_request::Unit;
+use carrel_proto::v1::{self, JobState};
 
 use super::words;
+use crate::connect::Client;
 use crate::context::request as job_request;
 use crate::error::Result;
-use crate::connect::Client;
 use crate::{times, units, view};
 
 /// What Slurm writes where there is nothing.
@@ -168,7 +168,11 @@ impl Row {
     /// "12", "12_3", "12_[3-7%5]"; of a step "12.batch".
     pub fn label(&self) -> String {
         let label = view::label(self.id, self.array.as_ref(), self.state);
-        if self.step { format!("{label}.batch") } else { label }
+        if self.step {
+            format!("{label}.batch")
+        } else {
+            label
+        }
     }
 
     /// The number of its array, or its own.
@@ -184,7 +188,9 @@ impl Row {
     /// Tasks that it is, with the throttle: "3-7%5"; empty: it is in no array.
     pub fn tasks(&self) -> String {
         match &self.array {
-            Some(part) if part.throttle > 0 && self.task().is_none() => format!("{}%{}", part.tasks, part.throttle),
+            Some(part) if part.throttle > 0 && self.task().is_none() => {
+                format!("{}%{}", part.tasks, part.throttle)
+            }
             Some(part) => part.tasks.clone(),
             None => String::new(),
         }
@@ -249,7 +255,11 @@ impl Row {
 
     /// CPUs that it has, or asks for; one where it says nothing.
     pub fn cpu_count(&self) -> u32 {
-        let asked = || components(&self.request).map(|one| one.nodes * one.cpus_per_node.max(1)).sum();
+        let asked = || {
+            components(&self.request)
+                .map(|one| one.nodes * one.cpus_per_node.max(1))
+                .sum()
+        };
         if self.cpus > 0 { self.cpus } else { asked() }
     }
 
@@ -263,7 +273,9 @@ impl Row {
         let memory = components(&self.request)
             .map(|one| u64::from(one.nodes) * one.memory_bytes_per_node)
             .sum();
-        let cpus: u32 = components(&self.request).map(|one| one.nodes * one.cpus_per_node.max(1)).sum();
+        let cpus: u32 = components(&self.request)
+            .map(|one| one.nodes * one.cpus_per_node.max(1))
+            .sum();
         let nodes: u32 = components(&self.request).map(|one| one.nodes).sum();
         tres(cpus, memory, nodes, asked_gpu_milli(&self.request))
     }
@@ -325,7 +337,10 @@ impl Row {
 
     /// "CANCELLED by 1001"; other states by their name.
     pub fn state_by(&self) -> String {
-        let by = self.said.strip_prefix("cancelled by ").or(self.said.strip_prefix("stopped by "));
+        let by = self
+            .said
+            .strip_prefix("cancelled by ")
+            .or(self.said.strip_prefix("stopped by "));
         let by = by.and_then(|rest| rest.split_whitespace().next());
         match (self.state, by) {
             (JobState::Cancelled, Some(user)) if !self.step => match uid(user) {
@@ -356,7 +371,10 @@ fn asked_gpu_milli(request: &v1::ResourceRequest) -> u64 {
 
 fn gpu_milli(gpus: &[v1::Gpu]) -> u64 {
     let of = |gpu: &v1::Gpu| {
-        let share = gpu.slice.split_once(" by ").and_then(|(part, _)| part.parse::<f64>().ok());
+        let share = gpu
+            .slice
+            .split_once(" by ")
+            .and_then(|(part, _)| part.parse::<f64>().ok());
         share.map_or(1_000, |part| (part * 1_000.0).round() as u64)
     };
     gpus.iter().map(of).sum()
@@ -422,12 +440,17 @@ pub fn names(text: &str) -> Result<Vec<JobRef>, String> {
     let parts = parts.map(str::trim).filter(|part| !part.is_empty());
     // "12.batch" and "12.0" are steps of theirs.
     let named = parts.map(|part| part.split('.').next().unwrap_or(part).parse::<JobRef>());
-    named.map(|name| name.map_err(|error| error.to_string())).collect()
+    named
+        .map(|name| name.map_err(|error| error.to_string()))
+        .collect()
 }
 
 /// Jobs that wait or hold something, and on demand those that are over and still in memory.
 pub async fn list(client: &mut Client, ended: bool) -> Result<Vec<Row>> {
-    let request = v1::ListJobsRequest { all_users: true, ended };
+    let request = v1::ListJobsRequest {
+        all_users: true,
+        ended,
+    };
     let jobs = client.list_jobs(request).await?.into_inner().jobs;
     Ok(jobs.into_iter().map(Row::of).collect())
 }
@@ -444,7 +467,8 @@ pub async fn add_queue(client: &mut Client, rows: &mut [Row], start: bool) -> Re
         ..v1::ListQueueRequest::default()
     };
     let queue = client.list_queue(request).await?.into_inner().jobs;
-    let queue: std::collections::BTreeMap<u64, v1::QueuedJob> = queue.into_iter().map(|job| (job.id, job)).collect();
+    let queue: std::collections::BTreeMap<u64, v1::QueuedJob> =
+        queue.into_iter().map(|job| (job.id, job)).collect();
     for row in rows.iter_mut().filter(|row| row.state == JobState::Pending) {
         if let Some(queued) = queue.get(&row.id) {
             row.priority = queued.priority;
@@ -533,9 +557,20 @@ pub mod tests {
     #[test]
     fn jobs_have_the_names_that_slurm_gives_them() {
         let (runs, waits) = (runs(), waits());
-        assert_eq!((runs.label(), waits.label()), ("12_3".into(), "12_[4-8%5]".into()));
+        assert_eq!(
+            (runs.label(), waits.label()),
+            ("12_3".into(), "12_[4-8%5]".into())
+        );
         assert_eq!((runs.array_id(), runs.task(), waits.task()), (12, Some(3), None));
-        assert_eq!(waits.by_task().iter().map(Row::label).collect::<Vec<_>>().join(" "), "12_4 12_5 12_6 12_7 12_8");
+        assert_eq!(
+            waits
+                .by_task()
+                .iter()
+                .map(Row::label)
+                .collect::<Vec<_>>()
+                .join(" "),
+            "12_4 12_5 12_6 12_7 12_8"
+        );
         assert_eq!(runs.batch_step().expect("it runs").label(), "12_3.batch");
         assert!(self::waits().batch_step().is_none());
     }
@@ -551,7 +586,11 @@ pub mod tests {
             ("13", false, false),
             ("12_3.batch", true, false),
         ] {
-            assert_eq!((runs().is(&one(text)[0]), waits().is(&one(text)[0])), (by_runs, by_waits), "{text}");
+            assert_eq!(
+                (runs().is(&one(text)[0]), waits().is(&one(text)[0])),
+                (by_runs, by_waits),
+                "{text}"
+            );
         }
         assert_eq!(one("12_[3-7,9],14, 15").len(), 3);
         assert!(names("12,x").is_err());

@@ -58,7 +58,9 @@ fn exit_code(job: &Row) -> Value {
 
 fn signal_name(signal: i32) -> String {
     let known = nix::sys::signal::Signal::try_from(signal).ok();
-    known.map_or_else(String::new, |known| known.as_str().trim_start_matches("SIG").to_owned())
+    known.map_or_else(String::new, |known| {
+        known.as_str().trim_start_matches("SIG").to_owned()
+    })
 }
 
 /// What `squeue --json` and `scontrol show job --json` print.
@@ -266,12 +268,18 @@ mod tests {
         let document = queue(&[runs(), waits()]);
         let (one, two) = (&document["jobs"][0], &document["jobs"][1]);
         assert_eq!(one["job_state"], json!(["RUNNING"]));
-        assert_eq!(one["array_job_id"], json!({"set": true, "infinite": false, "number": 12}));
+        assert_eq!(
+            one["array_job_id"],
+            json!({"set": true, "infinite": false, "number": 12})
+        );
         assert_eq!(one["array_task_id"]["number"], 3);
         assert_eq!(one["nodes"], "n[1-2]");
         assert_eq!(one["submit_time"]["number"], 1_000);
         assert_eq!(one["time_limit"]["number"], 60);
-        assert_eq!((&two["state_reason"], &two["array_task_string"]), (&json!("Resources"), &json!("4-8%5")));
+        assert_eq!(
+            (&two["state_reason"], &two["array_task_string"]),
+            (&json!("Resources"), &json!("4-8%5"))
+        );
         assert_eq!(two["array_task_id"]["set"], false);
         assert!(document["errors"].as_array().is_some_and(Vec::is_empty));
     }
@@ -288,10 +296,19 @@ mod tests {
         let document = history(&[over]);
         let job = &document["jobs"][0];
         assert_eq!(job["state"]["current"], json!(["FAILED"]));
-        assert_eq!(job["exit_code"]["signal"], json!({"id": {"set": true, "infinite": false, "number": 11}, "name": "SEGV"}));
-        assert_eq!((&job["time"]["start"], &job["time"]["end"]), (&json!(2_000), &json!(3_000)));
+        assert_eq!(
+            job["exit_code"]["signal"],
+            json!({"id": {"set": true, "infinite": false, "number": 11}, "name": "SEGV"})
+        );
+        assert_eq!(
+            (&job["time"]["start"], &job["time"]["end"]),
+            (&json!(2_000), &json!(3_000))
+        );
         let memory = job["tres"]["allocated"][1].clone();
-        assert_eq!((&memory["type"], &memory["count"]), (&json!("mem"), &json!(2_048)));
+        assert_eq!(
+            (&memory["type"], &memory["count"]),
+            (&json!("mem"), &json!(2_048))
+        );
         assert_eq!(job["steps"][0]["step"]["id"], "12_3.batch");
     }
 }

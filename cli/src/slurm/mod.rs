@@ -46,7 +46,10 @@ impl Called {
     /// Whoever asks: their login name.
     fn user(&self) -> Result<String> {
         let uid = nix::unistd::getuid();
-        let known = nix::unistd::User::from_uid(uid).ok().flatten().map(|user| user.name);
+        let known = nix::unistd::User::from_uid(uid)
+            .ok()
+            .flatten()
+            .map(|user| user.name);
         known
             .or_else(|| std::env::var("USER").ok().filter(|user| !user.is_empty()))
             .ok_or_else(|| CliError::failed(format!("user id {uid} has no name on this machine")))
@@ -98,11 +101,20 @@ pub async fn main(name: &'static str, args: Vec<String>) -> u8 {
 
 async fn command(name: &'static str, args: &[String]) -> Result<u8> {
     if matches!(args, [only] if only == "-V" || only == "--version") {
-        return output::text(format_args!("slurm {LIKE} (carrel {})\n", env!("CARGO_PKG_VERSION"))).map(|()| 0);
+        return output::text(format_args!(
+            "slurm {LIKE} (carrel {})\n",
+            env!("CARGO_PKG_VERSION")
+        ))
+        .map(|()| 0);
     }
     let called = || -> Result<Called> {
-        let broker = std::env::var("CARREL_BROKER").ok().filter(|text| !text.is_empty());
-        let broker = broker.map(|text| text.parse().map_err(|rule: String| CliError::usage(format!("CARREL_BROKER: {rule}"))));
+        let broker = std::env::var("CARREL_BROKER")
+            .ok()
+            .filter(|text| !text.is_empty());
+        let broker = broker.map(|text| {
+            text.parse()
+                .map_err(|rule: String| CliError::usage(format!("CARREL_BROKER: {rule}")))
+        });
         let globals = GlobalArgs {
             broker: broker.transpose()?,
             output: Format::Text,
@@ -159,7 +171,10 @@ fn given(usage: &Usage, args: &[String], until_word: bool) -> Result<Option<Give
         return Ok(None);
     }
     if given.has("version") {
-        output::text(format_args!("slurm {LIKE} (carrel {})\n", env!("CARGO_PKG_VERSION")))?;
+        output::text(format_args!(
+            "slurm {LIKE} (carrel {})\n",
+            env!("CARGO_PKG_VERSION")
+        ))?;
         return Ok(None);
     }
     for note in &given.notes {

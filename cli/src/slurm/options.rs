@@ -177,9 +177,10 @@ pub fn parse(usage: &Usage, args: &[String], until_word: bool) -> Result<Given> 
                         given.take(usage, option, String::new())?;
                         continue;
                     }
-                    Takes::Value if rest.is_empty() => args.next().cloned().ok_or_else(|| {
-                        usage.wrong(&format!("option requires an argument -- '{letter}'"))
-                    })?,
+                    Takes::Value if rest.is_empty() => args
+                        .next()
+                        .cloned()
+                        .ok_or_else(|| usage.wrong(&format!("option requires an argument -- '{letter}'")))?,
                     Takes::Value | Takes::Perhaps => rest.strip_prefix('=').unwrap_or(rest).to_owned(),
                 };
                 given.take(usage, option, value)?;
@@ -220,7 +221,8 @@ fn named<'a>(usage: &'a Usage, name: &str) -> Result<&'a Opt> {
         return Ok(exact);
     }
     // Slurm takes several of them in the plural as well, and in the singular.
-    let other = |one: &&Opt| one.long.strip_suffix('s') == Some(name) || name.strip_suffix('s') == Some(one.long);
+    let other =
+        |one: &&Opt| one.long.strip_suffix('s') == Some(name) || name.strip_suffix('s') == Some(one.long);
     if let Some(other) = options().find(other) {
         return Ok(other);
     }
@@ -240,7 +242,10 @@ impl Usage {
 
     /// What `--help` prints.
     pub fn help(&self) -> String {
-        let mut text = format!("Usage: {} {}\n\n{}\n\nOptions:\n", self.name, self.line, self.about);
+        let mut text = format!(
+            "Usage: {} {}\n\n{}\n\nOptions:\n",
+            self.name, self.line, self.about
+        );
         for option in self.options.iter().filter(|one| one.is == Standing::Used) {
             text += &format!("  {:<28} {}\n", spelled(option), option.text);
         }
@@ -304,7 +309,10 @@ mod tests {
         assert!(read(&["--formats=a"]).expect("read").has("format"));
         let given = read(&["--noh", "-o", "%.18i", "-i5", "--iterate"]).expect("read");
         assert!(given.has("noheader"));
-        assert_eq!((given.value("format"), given.value("iterate")), (Some("%.18i"), Some("")));
+        assert_eq!(
+            (given.value("format"), given.value("iterate")),
+            (Some("%.18i"), Some(""))
+        );
     }
 
     #[test]

@@ -15,16 +15,25 @@ fn reference() -> String {
         let _ = write!(text, "\n### {}\n\n| option | |\n|---|---|\n", command.get_name());
         for arg in command.get_arguments() {
             let Some(long) = arg.get_long() else { continue };
-            let short = arg.get_short().map_or(String::new(), |short| format!("-{short}, "));
+            let short = arg
+                .get_short()
+                .map_or(String::new(), |short| format!("-{short}, "));
             let what = match arg.get_help() {
                 _ if arg.is_hide_set() => "taken, with a note where it means nothing here".to_owned(),
-                help => help.map(ToString::to_string).unwrap_or_default().replace('\n', " "),
+                help => help
+                    .map(ToString::to_string)
+                    .unwrap_or_default()
+                    .replace('\n', " "),
             };
             let _ = writeln!(text, "| `{short}--{long}` | {} |", what.replace('|', "\\|"));
         }
     }
     for usage in USAGES {
-        let _ = write!(text, "\n### {}\n\n{}\n\n| option | | |\n|---|---|---|\n", usage.name, usage.about);
+        let _ = write!(
+            text,
+            "\n### {}\n\n{}\n\n| option | | |\n|---|---|---|\n",
+            usage.name, usage.about
+        );
         for option in usage.options {
             let standing = match option.is {
                 Standing::Used => "as in Slurm",

@@ -22,7 +22,12 @@ pub const USAGE: Usage = Usage {
         used('A', "accounts", Value, "on these accounts"),
         used('a', "allusers", Nothing, "everybody's; for operators"),
         used('X', "allocations", Nothing, "jobs alone, without their steps"),
-        noted(NONE, "array", Nothing, "each task that has started has a line of its own"),
+        noted(
+            NONE,
+            "array",
+            Nothing,
+            "each task that has started has a line of its own",
+        ),
         refused('B', "batch-script", Nothing, "scripts are not kept for that"),
         used('b', "brief", Nothing, "JobID, State, ExitCode"),
         refused('C', "cluster-constraints", Value, ONE_CLUSTER),
@@ -56,10 +61,20 @@ pub const USAGE: Usage = Usage {
         used('P', "parsable2", Nothing, "'|' between fields"),
         used('r', "partition", Value, "in these partitions"),
         used('q', "qos", Value, "with these QOS"),
-        used('S', "starttime", Value, "not what was over before: now-1day, 2026-11-22"),
+        used(
+            'S',
+            "starttime",
+            Value,
+            "not what was over before: now-1day, 2026-11-22",
+        ),
         used('s', "state", Value, "in these states: F,TO"),
         used('K', "timelimit-max", Value, "with a time limit up to this"),
-        used('k', "timelimit-min", Value, "with a time limit of this, or from this on"),
+        used(
+            'k',
+            "timelimit-min",
+            Value,
+            "with a time limit of this, or from this on",
+        ),
         noted('T', "truncate", Nothing, "times are as they were"),
         noted(NONE, "units", Value, "units are as they are"),
         used(NONE, "uid", Value, "of these users, by number"),
@@ -76,7 +91,8 @@ pub const USAGE: Usage = Usage {
 
 const USUAL: &str = "JobID,JobName,Partition,Account,AllocCPUS,State,ExitCode";
 const BRIEF: &str = "JobID,State,ExitCode";
-const LONG: &str = "JobID,JobIDRaw,JobName,Partition,NTasks,AllocCPUS,Elapsed,State,ExitCode,ReqMem,AllocTRES,NodeList";
+const LONG: &str =
+    "JobID,JobIDRaw,JobName,Partition,NTasks,AllocCPUS,Elapsed,State,ExitCode,ReqMem,AllocTRES,NodeList";
 /// Jobs of one answer.
 const PAGE: u32 = 500;
 
@@ -131,10 +147,20 @@ pub const FIELDS: &[Field<Row>] = &[
     unknown("Extra"),
     unknown("FailedNode"),
     field("Flags", 20, |_| String::new()),
-    field("GID", 6, |job| job::group(&job.user).map_or_else(String::new, |found| found.0.to_string())),
-    field("Group", 9, |job| job::group(&job.user).map_or_else(String::new, |found| found.1)),
+    field("GID", 6, |job| {
+        job::group(&job.user).map_or_else(String::new, |found| found.0.to_string())
+    }),
+    field("Group", 9, |job| {
+        job::group(&job.user).map_or_else(String::new, |found| found.1)
+    }),
     field("JobID", 12, Row::label),
-    field("JobIDRaw", 12, |job| if job.step { format!("{}.batch", job.id) } else { job.id.to_string() }),
+    field("JobIDRaw", 12, |job| {
+        if job.step {
+            format!("{}.batch", job.id)
+        } else {
+            job.id.to_string()
+        }
+    }),
     field("JobName", 10, |job| job.name.clone()),
     field("Layout", 9, |_| String::new()),
     unknown("Licenses"),
@@ -149,46 +175,118 @@ pub const FIELDS: &[Field<Row>] = &[
     unknown("MinCPU"),
     field("NCPUS", 10, |job| job.cpus.to_string()),
     field("NNodes", 8, |job| job.node_count().to_string()),
-    field("NodeList", 15, |job| if job.nodes.is_empty() { "None assigned".to_owned() } else { job.node_list() }),
-    field("NTasks", 8, |job| if job.step { job.node_count().to_string() } else { String::new() }),
-    field("Partition", 10, |job| if job.step { String::new() } else { job.terms.partition.clone() }),
+    field("NodeList", 15, |job| {
+        if job.nodes.is_empty() {
+            "None assigned".to_owned()
+        } else {
+            job.node_list()
+        }
+    }),
+    field("NTasks", 8, |job| {
+        if job.step {
+            job.node_count().to_string()
+        } else {
+            String::new()
+        }
+    }),
+    field("Partition", 10, |job| {
+        if job.step {
+            String::new()
+        } else {
+            job.terms.partition.clone()
+        }
+    }),
     field("Planned", 10, |job| words::long_clock(waited_s(job))),
-    field("PlannedCPU", 10, |job| words::long_clock(waited_s(job) * u64::from(job.cpu_count()))),
-    field("PlannedCPURAW", 10, |job| (waited_s(job) * u64::from(job.cpu_count())).to_string()),
-    field("Priority", 10, |job| job.priority.map_or_else(String::new, |points| points.to_string())),
-    field("QOS", 10, |job| if job.step { String::new() } else { job.terms.qos.clone() }),
+    field("PlannedCPU", 10, |job| {
+        words::long_clock(waited_s(job) * u64::from(job.cpu_count()))
+    }),
+    field("PlannedCPURAW", 10, |job| {
+        (waited_s(job) * u64::from(job.cpu_count())).to_string()
+    }),
+    field("Priority", 10, |job| {
+        job.priority.map_or_else(String::new, |points| points.to_string())
+    }),
+    field("QOS", 10, |job| {
+        if job.step {
+            String::new()
+        } else {
+            job.terms.qos.clone()
+        }
+    }),
     unknown("QOSRAW"),
     field("Reason", 22, Row::reason),
     unknown("ReqCPUFreq"),
     field("ReqCPUS", 8, |job| job.cpu_count().to_string()),
-    field("ReqMem", 10, |job| if job.step { String::new() } else { words::memory(job.memory_per_node()) }),
+    field("ReqMem", 10, |job| {
+        if job.step {
+            String::new()
+        } else {
+            words::memory(job.memory_per_node())
+        }
+    }),
     field("ReqNodes", 8, |job| job.node_count().to_string()),
-    field("ReqTRES", 10, |job| if job.step { String::new() } else { job.requested_tres() }),
+    field("ReqTRES", 10, |job| {
+        if job.step {
+            String::new()
+        } else {
+            job.requested_tres()
+        }
+    }),
     field("Reservation", 20, |job| job.terms.reservation.clone()),
     unknown("ReservationId"),
     field("Reserved", 10, |job| words::long_clock(waited_s(job))),
     field("Restarts", 8, |job| job.restarts.to_string()),
-    field("Start", 19, |job| words::stamp_or(job.start_ms.filter(|_| job.started), "Unknown")),
+    field("Start", 19, |job| {
+        words::stamp_or(job.start_ms.filter(|_| job.started), "Unknown")
+    }),
     field("State", 10, Row::state_by),
     field("Submit", 19, |job| words::stamp(job.submitted_ms)),
     field("SubmitLine", 20, |_| String::new()),
     field("Suspended", 10, |_| "00:00:00".to_owned()),
     field("SystemCPU", 10, |_| "00:00:00".to_owned()),
     unknown("SystemComment"),
-    field("Timelimit", 10, |job| if job.step { String::new() } else { words::long_clock(job.limit_s) }),
-    field("TimelimitRaw", 10, |job| if job.step { String::new() } else { (job.limit_s / 60).to_string() }),
+    field("Timelimit", 10, |job| {
+        if job.step {
+            String::new()
+        } else {
+            words::long_clock(job.limit_s)
+        }
+    }),
+    field("TimelimitRaw", 10, |job| {
+        if job.step {
+            String::new()
+        } else {
+            (job.limit_s / 60).to_string()
+        }
+    }),
     field("TotalCPU", 10, |_| "00:00:00".to_owned()),
     unknown("TRESUsageInAve"),
     unknown("TRESUsageInMax"),
     unknown("TRESUsageInTot"),
     unknown("TRESUsageOutAve"),
     unknown("TRESUsageOutTot"),
-    field("UID", 6, |job| if job.step { String::new() } else { job.uid().map_or_else(String::new, |uid| uid.to_string()) }),
-    field("User", 9, |job| if job.step { String::new() } else { job.user.clone() }),
+    field("UID", 6, |job| {
+        if job.step {
+            String::new()
+        } else {
+            job.uid().map_or_else(String::new, |uid| uid.to_string())
+        }
+    }),
+    field(
+        "User",
+        9,
+        |job| if job.step { String::new() } else { job.user.clone() },
+    ),
     field("UserCPU", 10, |_| "00:00:00".to_owned()),
     unknown("WCKey"),
     unknown("WCKeyID"),
-    field("WorkDir", 20, |job| if job.step { String::new() } else { job.what.workdir.clone() }),
+    field("WorkDir", 20, |job| {
+        if job.step {
+            String::new()
+        } else {
+            job.what.workdir.clone()
+        }
+    }),
 ];
 
 fn cpu_seconds(job: &Row) -> u64 {
@@ -196,7 +294,11 @@ fn cpu_seconds(job: &Row) -> u64 {
 }
 
 fn waited_s(job: &Row) -> u64 {
-    let until = job.start_ms.filter(|_| job.started).or(job.ended_ms).unwrap_or_else(times::now_ms);
+    let until = job
+        .start_ms
+        .filter(|_| job.started)
+        .or(job.ended_ms)
+        .unwrap_or_else(times::now_ms);
     u64::try_from((until - job.submitted_ms) / 1_000).unwrap_or(0)
 }
 
@@ -280,7 +382,8 @@ struct Wanted {
 
 impl Wanted {
     fn of(given: &Given) -> Result<Self> {
-        let jobs = job::names(&given.all("jobs")).map_err(|error| USAGE.wrong(&format!("Invalid job id: {error}")))?;
+        let jobs = job::names(&given.all("jobs"))
+            .map_err(|error| USAGE.wrong(&format!("Invalid job id: {error}")))?;
         let now = times::now_ms();
         let states = words::states(&given.list("state"))?.filter(|_| given.has("state"));
         let until = match given.value("endtime") {
@@ -294,11 +397,17 @@ impl Wanted {
         if since > until {
             return Err(USAGE.wrong("Start time is later than end time"));
         }
-        let users: BTreeSet<String> = given.list("user").iter().chain(&given.list("uid")).map(|user| user_name(user)).collect();
+        let users: BTreeSet<String> = given
+            .list("user")
+            .iter()
+            .chain(&given.list("uid"))
+            .map(|user| user_name(user))
+            .collect();
         let nodes = given.value("nodelist").unwrap_or_default();
         let minutes = |long: &str, none: u64| -> Result<u64> {
             given.value(long).map_or(Ok(none), |text| {
-                let time = crate::units::parse_time(text).map_err(|rule| USAGE.wrong(&format!("--{long}: {rule}")))?;
+                let time = crate::units::parse_time(text)
+                    .map_err(|rule| USAGE.wrong(&format!("--{long}: {rule}")))?;
                 Ok(time.as_secs())
             })
         };
@@ -323,7 +432,8 @@ impl Wanted {
                 jobs: jobs.iter().map(ToString::to_string).collect(),
             },
             qos: given.list("qos"),
-            nodes: carrel_core::model::host_list::expanded(nodes).map_err(|error| USAGE.wrong(&error.to_string()))?,
+            nodes: carrel_core::model::host_list::expanded(nodes)
+                .map_err(|error| USAGE.wrong(&error.to_string()))?,
             node_counts: span(given, "nnodes")?,
             cpu_counts: span(given, "ncpus")?,
             limits: (least, most),
@@ -331,7 +441,9 @@ impl Wanted {
     }
 
     fn takes(&self, row: &Row) -> bool {
-        let within = |span: Option<(u64, u64)>, count: u64| span.is_none_or(|(least, most)| (least..=most).contains(&count));
+        let within = |span: Option<(u64, u64)>, count: u64| {
+            span.is_none_or(|(least, most)| (least..=most).contains(&count))
+        };
         (self.qos.is_empty() || self.qos.contains(&row.terms.qos))
             && (self.nodes.is_empty() || row.nodes.iter().any(|node| self.nodes.contains(node)))
             && within(self.node_counts, row.nodes.len() as u64)
@@ -342,11 +454,15 @@ impl Wanted {
 
 /// "2", "2-4".
 fn span(given: &Given, long: &str) -> Result<Option<(u64, u64)>> {
-    let Some(text) = given.value(long) else { return Ok(None) };
+    let Some(text) = given.value(long) else {
+        return Ok(None);
+    };
     let (least, most) = text.split_once('-').unwrap_or((text, text));
     match (least.parse(), most.parse()) {
         (Ok(least), Ok(most)) => Ok(Some((least, most))),
-        _ => Err(USAGE.wrong(&format!("--{long}={text} is no number, and no two with '-' between them"))),
+        _ => Err(USAGE.wrong(&format!(
+            "--{long}={text} is no number, and no two with '-' between them"
+        ))),
     }
 }
 
@@ -390,11 +506,16 @@ mod tests {
     fn what_submitit_reads_is_there() {
         let step = runs().batch_step().expect("it runs");
         assert_eq!(
-            listed("-o JobID,State,NodeList --parsable2 -j 1 -j 2", &[runs(), step, waits()]),
+            listed(
+                "-o JobID,State,NodeList --parsable2 -j 1 -j 2",
+                &[runs(), step, waits()]
+            ),
             "JobID|State|NodeList\n12_3|RUNNING|n[1-2]\n12_3.batch|RUNNING|n[1-2]\n12_[4-8%5]|PENDING|None assigned\n"
         );
         assert_eq!(
-            Wanted::of(&read("-j 1 -j 2,3_4")).map(|wanted| wanted.request.jobs).expect("read"),
+            Wanted::of(&read("-j 1 -j 2,3_4"))
+                .map(|wanted| wanted.request.jobs)
+                .expect("read"),
             ["1", "2", "3_4"]
         );
     }
@@ -411,7 +532,10 @@ mod tests {
         -------- ---------- -------- --------- 
             12_3 CANCELLED+      0:0 20413-16+
         ");
-        assert_eq!(listed("-nPX --delimiter=; -o state,exitcode", &[runs()]), "RUNNING;0:0\n");
+        assert_eq!(
+            listed("-nPX --delimiter=; -o state,exitcode", &[runs()]),
+            "RUNNING;0:0\n"
+        );
         assert_eq!(listed("-np -o state,exitcode", &[runs()]), "RUNNING|0:0|\n");
     }
 
@@ -428,7 +552,13 @@ mod tests {
         assert_eq!(wanted.node_counts, Some((2, 4)));
         assert_eq!(wanted.limits, (1_800, 1_800));
         assert_eq!(wanted.request.states.len(), 2);
-        for line in ["-S 2026-11-02 -E 2026-11-01", "-S nonsense", "-s nonsense", "-i x", "-j x"] {
+        for line in [
+            "-S 2026-11-02 -E 2026-11-01",
+            "-S nonsense",
+            "-s nonsense",
+            "-i x",
+            "-j x",
+        ] {
             assert!(Wanted::of(&read(line)).is_err(), "{line}");
         }
     }

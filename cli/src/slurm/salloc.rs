@@ -2,8 +2,8 @@
 
 use clap::{Arg, ArgAction, Args as _, FromArgMatches as _};
 
-use super::sbatch::wrong;
 use super::Called;
+use super::sbatch::wrong;
 use crate::batch::{NotedArgs, parse_gres};
 use crate::commands::alloc::{self, AllocArgs};
 use crate::error::Result;
@@ -13,12 +13,16 @@ use crate::units::GpuCount;
 
 /// The command line. What it takes is what `carrel alloc` takes, under Slurm's names alone.
 pub fn command() -> clap::Command {
-    let command = clap::Command::new("salloc").no_binary_name(true).infer_long_args(true);
+    let command = clap::Command::new("salloc")
+        .no_binary_name(true)
+        .infer_long_args(true);
     NotedArgs::augment_args(AllocArgs::augment_args(command))
         .after_help("")
         .args_override_self(true)
         .override_usage("salloc [OPTIONS] [COMMAND [ARGS]]")
-        .mut_arg("command", |arg| arg.last(false).trailing_var_arg(true).allow_hyphen_values(false))
+        .mut_arg("command", |arg| {
+            arg.last(false).trailing_var_arg(true).allow_hyphen_values(false)
+        })
         .arg(
             Arg::new("gres")
                 .long("gres")
@@ -27,8 +31,20 @@ pub fn command() -> clap::Command {
                 .conflicts_with_all(["gpus", "gpus_per_node"])
                 .help("GPUs on each node, as Slurm writes them: gpu:h100:4"),
         )
-        .arg(Arg::new("quiet").short('Q').long("quiet").action(ArgAction::SetTrue).hide(true))
-        .arg(Arg::new("verbose").short('v').long("verbose").action(ArgAction::Count).hide(true))
+        .arg(
+            Arg::new("quiet")
+                .short('Q')
+                .long("quiet")
+                .action(ArgAction::SetTrue)
+                .hide(true),
+        )
+        .arg(
+            Arg::new("verbose")
+                .short('v')
+                .long("verbose")
+                .action(ArgAction::Count)
+                .hide(true),
+        )
         .arg(Arg::new("usage").long("usage").action(ArgAction::Help).hide(true))
 }
 
@@ -57,14 +73,21 @@ mod tests {
     #[test]
     fn a_command_stands_behind_the_options() {
         let read = |line: &str| {
-            let matches = command().try_get_matches_from(line.split_whitespace()).expect(line);
+            let matches = command()
+                .try_get_matches_from(line.split_whitespace())
+                .expect(line);
             AllocArgs::from_arg_matches(&matches).expect(line)
         };
         let args = read("-N2 --gres=gpu:2 -t 10 hostname -f --time 3");
         assert_eq!(args.command, ["hostname", "-f", "--time", "3"]);
         assert_eq!(args.request.nodes, Some(2));
         assert!(read("--job-name=x").command.is_empty());
-        let unknown = command().try_get_matches_from(["--nonsense"]).expect_err("unknown");
-        assert_eq!(wrong("salloc", &unknown).message, "unrecognized option '--nonsense'");
+        let unknown = command()
+            .try_get_matches_from(["--nonsense"])
+            .expect_err("unknown");
+        assert_eq!(
+            wrong("salloc", &unknown).message,
+            "unrecognized option '--nonsense'"
+        );
     }
 }

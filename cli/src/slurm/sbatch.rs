@@ -10,12 +10,19 @@ use crate::output;
 
 /// The command line. What it takes is what `carrel submit` takes, under Slurm's names alone.
 pub fn command() -> clap::Command {
-    let command = clap::Command::new("sbatch").no_binary_name(true).infer_long_args(true);
+    let command = clap::Command::new("sbatch")
+        .no_binary_name(true)
+        .infer_long_args(true);
     SubmitArgs::augment_args(command)
         .after_help("")
         .override_usage("sbatch [OPTIONS] [SCRIPT [ARGS]]")
-        .mut_arg("stdout", |arg| arg.long("output").alias("stdout").value_name("FILE"))
-        .mut_arg("what", |arg| arg.value_name("SCRIPT [ARGS]").help("The script and its arguments"))
+        .mut_arg("stdout", |arg| {
+            arg.long("output").alias("stdout").value_name("FILE")
+        })
+        .mut_arg("what", |arg| {
+            arg.value_name("SCRIPT [ARGS]")
+                .help("The script and its arguments")
+        })
         .arg(
             Arg::new("quiet")
                 .short('Q')
@@ -23,7 +30,13 @@ pub fn command() -> clap::Command {
                 .action(ArgAction::SetTrue)
                 .help("Print errors alone"),
         )
-        .arg(Arg::new("verbose").short('v').long("verbose").action(ArgAction::Count).hide(true))
+        .arg(
+            Arg::new("verbose")
+                .short('v')
+                .long("verbose")
+                .action(ArgAction::Count)
+                .hide(true),
+        )
         .arg(Arg::new("usage").long("usage").action(ArgAction::Help).hide(true))
 }
 
@@ -65,9 +78,13 @@ mod tests {
 
     fn read(line: &str) -> Result<SubmitArgs> {
         let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
-        let matches = command().try_get_matches_from(words).map_err(|error| wrong("sbatch", &error))?;
+        let matches = command()
+            .try_get_matches_from(words)
+            .map_err(|error| wrong("sbatch", &error))?;
         let mut args = SubmitArgs::from_arg_matches(&matches).map_err(|error| wrong("sbatch", &error))?;
-        args.options.take(&matches).map_err(|error| wrong("sbatch", &error))?;
+        args.options
+            .take(&matches)
+            .map_err(|error| wrong("sbatch", &error))?;
         Ok(args)
     }
 
@@ -91,6 +108,11 @@ mod tests {
         ] {
             assert_eq!(read(line).expect_err("unknown").message, said);
         }
-        assert!(read("--time=soon a.sh").expect_err("no time").message.contains("soon"));
+        assert!(
+            read("--time=soon a.sh")
+                .expect_err("no time")
+                .message
+                .contains("soon")
+        );
     }
 }

@@ -23,7 +23,12 @@ pub const USAGE: Usage = Usage {
         used('b', "batch", Nothing, "the signal is for the batch script alone"),
         noted('M', "clusters", Value, ONE_CLUSTER),
         noted('c', "ctld", Nothing, "it always goes through the broker"),
-        used('f', "full", Nothing, "the signal is for the batch script and all that it has started"),
+        used(
+            'f',
+            "full",
+            Nothing,
+            "the signal is for the batch script and all that it has started",
+        ),
         used(NONE, "help", Nothing, "this text"),
         noted('H', "hurry", Nothing, "nothing is staged out"),
         used('i', "interactive", Nothing, "ask of each"),
@@ -48,7 +53,16 @@ pub const USAGE: Usage = Usage {
 
 /// Options that choose jobs.
 const CONDITIONS: [&str; 10] = [
-    "account", "me", "name", "jobname", "nodelist", "partition", "qos", "reservation", "state", "user",
+    "account",
+    "me",
+    "name",
+    "jobname",
+    "nodelist",
+    "partition",
+    "qos",
+    "reservation",
+    "state",
+    "user",
 ];
 
 /// Runs it: each job, whatever happens to the others.
@@ -81,7 +95,10 @@ pub async fn run(called: &Called, given: Given) -> Result<u8> {
             continue;
         }
         if given.has("verbose") {
-            let what = signal.map_or_else(|| "Terminating".to_owned(), |signal| format!("Signal {signal} to"));
+            let what = signal.map_or_else(
+                || "Terminating".to_owned(),
+                |signal| format!("Signal {signal} to"),
+            );
             say(format_args!("scancel: {what} job {name}"));
         }
         match end(&mut client, &name, row.as_ref(), signal, to).await {
@@ -89,12 +106,16 @@ pub async fn run(called: &Called, given: Given) -> Result<u8> {
             Err(status) => {
                 let why = match status.code() {
                     tonic::Code::NotFound => "Invalid job id specified".to_owned(),
-                    tonic::Code::PermissionDenied => format!("Access/permission denied: {}", status.message()),
+                    tonic::Code::PermissionDenied => {
+                        format!("Access/permission denied: {}", status.message())
+                    }
                     _ => status.message().to_owned(),
                 };
                 let over = status.code() == tonic::Code::FailedPrecondition;
                 if !(over && given.has("quiet")) {
-                    say(format_args!("scancel: error: Kill job error on job id {name}: {why}"));
+                    say(format_args!(
+                        "scancel: error: Kill job error on job id {name}: {why}"
+                    ));
                 }
                 failed |= !over;
             }
@@ -106,7 +127,10 @@ pub async fn run(called: &Called, given: Given) -> Result<u8> {
 impl Row {
     /// As the broker wants it named: of an array what it is of it.
     fn name_ref(&self) -> JobRef {
-        let tasks = self.array.as_ref().and_then(|part| Some((part.array, part.tasks.parse().ok()?)));
+        let tasks = self
+            .array
+            .as_ref()
+            .and_then(|part| Some((part.array, part.tasks.parse().ok()?)));
         match tasks {
             Some((array, tasks)) => JobRef {
                 job: JobId(array),
@@ -125,7 +149,8 @@ async fn chosen(called: &Called, given: &Given, client: &mut Client, names: &[Jo
     }
     let states = words::states(&given.list("state"))?.filter(|_| given.has("state"));
     let nodes = given.value("nodelist").unwrap_or_default();
-    let nodes = carrel_core::model::host_list::expanded(nodes).map_err(|error| USAGE.wrong(&error.to_string()))?;
+    let nodes =
+        carrel_core::model::host_list::expanded(nodes).map_err(|error| USAGE.wrong(&error.to_string()))?;
     let mut job_names = given.list("name");
     job_names.extend(given.list("jobname"));
     let is = |wanted: &[String], own: &str| wanted.is_empty() || wanted.iter().any(|one| one == own);
@@ -202,7 +227,10 @@ mod tests {
     fn what_was_chosen_is_named_as_what_it_is() {
         assert_eq!(runs().name_ref().to_string(), "12_3");
         assert_eq!(waits().name_ref().to_string(), "12_[4-8]");
-        let plain = Row { array: None, ..runs() };
+        let plain = Row {
+            array: None,
+            ..runs()
+        };
         assert_eq!(plain.name_ref().to_string(), "14");
     }
 }

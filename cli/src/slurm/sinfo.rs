@@ -26,7 +26,12 @@ pub const USAGE: Usage = Usage {
         noted(NONE, "federation", Nothing, ONE_CLUSTER),
         noted('F', "future", Nothing, "there are no nodes to come"),
         used('o', "format", Value, "what is shown: \"%P %a %l %D %t %N\""),
-        used('O', "Format", Value, "the same by long names: nodelist:20,statelong"),
+        used(
+            'O',
+            "Format",
+            Value,
+            "the same by long names: nodelist:20,statelong",
+        ),
         used(NONE, "help", Nothing, "this text"),
         noted(NONE, "hide", Nothing, "no partition is hidden"),
         used('i', "iterate", Value, "again every so many seconds"),
@@ -73,7 +78,11 @@ impl World {
     /// As it is now.
     pub async fn of(called: &Called) -> Result<Self> {
         let mut client = called.context.client().await?;
-        let mut nodes = client.list_nodes(v1::ListNodesRequest {}).await?.into_inner().nodes;
+        let mut nodes = client
+            .list_nodes(v1::ListNodesRequest {})
+            .await?
+            .into_inner()
+            .nodes;
         nodes.sort_by(|a, b| host_list::natural(&a.name, &b.name));
         let partitions = client.list_partitions(v1::ListPartitionsRequest {}).await?;
         let cluster = client.get_cluster(v1::GetClusterRequest {}).await?.into_inner();
@@ -89,13 +98,20 @@ impl World {
     pub fn members(&self, partition: &v1::Partition) -> Vec<&v1::Node> {
         let names = host_list::expanded(&partition.nodes).unwrap_or_default();
         let names: std::collections::BTreeSet<&str> = names.iter().map(String::as_str).collect();
-        self.nodes.iter().filter(|node| names.contains(node.name.as_str())).collect()
+        self.nodes
+            .iter()
+            .filter(|node| names.contains(node.name.as_str()))
+            .collect()
     }
 
     /// Partitions that a node is in.
     pub fn partitions_of(&self, node: &str) -> Vec<String> {
         let has = |partition: &&v1::Partition| self.members(partition).iter().any(|one| one.name == node);
-        self.partitions.iter().filter(has).map(|one| one.name.clone()).collect()
+        self.partitions
+            .iter()
+            .filter(has)
+            .map(|one| one.name.clone())
+            .collect()
     }
 
     /// The longest time limit of a partition's jobs, seconds; 0: any.
@@ -144,7 +160,11 @@ pub fn gres(node: &v1::Node) -> String {
 
 /// The same of what is held.
 pub fn gres_used(node: &v1::Node) -> String {
-    let gpus = node.inventory.iter().flat_map(|has| &has.gpus).zip(&node.gpu_holders);
+    let gpus = node
+        .inventory
+        .iter()
+        .flat_map(|has| &has.gpus)
+        .zip(&node.gpu_holders);
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
     for (gpu, held) in gpus {
         *counts.entry(model_word(&gpu.model)).or_default() += usize::from(!held.holders.is_empty());
@@ -156,7 +176,9 @@ pub fn gres_used(node: &v1::Node) -> String {
 /// "NVIDIA H100 80GB HBM3": "h100".
 fn model_word(model: &str) -> String {
     let words = model.split([' ', '-']).map(str::to_ascii_lowercase);
-    let has = |word: &str| word.contains(|c: char| c.is_ascii_digit()) && word.contains(|c: char| c.is_ascii_alphabetic());
+    let has = |word: &str| {
+        word.contains(|c: char| c.is_ascii_digit()) && word.contains(|c: char| c.is_ascii_alphabetic())
+    };
     let mut named = words.filter(|word| word != "nvidia" && has(word) && !word.ends_with("gb"));
     named.next().unwrap_or_else(|| "gpu".to_owned())
 }
@@ -169,7 +191,12 @@ pub struct Line {
     nodes: Vec<v1::Node>,
 }
 
-const fn field(letter: char, name: &'static str, header: &'static str, value: fn(&Line) -> String) -> Field<Line> {
+const fn field(
+    letter: char,
+    name: &'static str,
+    header: &'static str,
+    value: fn(&Line) -> String,
+) -> Field<Line> {
     Field {
         letter: if letter == NONE { None } else { Some(letter) },
         name,
@@ -186,9 +213,15 @@ const FIELDS: &[Field<Line>] = &[
         let (held, idle, _, _) = line.node_counts();
         format!("{held}/{idle}")
     }),
-    field('b', "Features_act", "ACTIVE_FEATURES", |line| line.first(features)),
-    field('B', "MaxCPUsPerNode", "MAX_CPUS_PER_NODE", |_| "UNLIMITED".to_owned()),
-    field('c', "CPUs", "CPUS", |line| line.range(|node| u64::from(inventory(node).cpus))),
+    field('b', "Features_act", "ACTIVE_FEATURES", |line| {
+        line.first(features)
+    }),
+    field('B', "MaxCPUsPerNode", "MAX_CPUS_PER_NODE", |_| {
+        "UNLIMITED".to_owned()
+    }),
+    field('c', "CPUs", "CPUS", |line| {
+        line.range(|node| u64::from(inventory(node).cpus))
+    }),
     field('C', "CPUsState", "CPUS(A/I/O/T)", |line| {
         let (held, idle, other, all) = line.cpu_counts();
         format!("{held}/{idle}/{other}/{all}")
@@ -198,7 +231,15 @@ const FIELDS: &[Field<Line>] = &[
     field('e', "FreeMem", "FREE_MEM", |line| {
         line.range(|node| inventory(node).memory_bytes.saturating_sub(node.memory_held) >> 20)
     }),
-    field('E', "Reason", "REASON", |line| line.first(|node| if node.reason.is_empty() { "none".to_owned() } else { node.reason.clone() })),
+    field('E', "Reason", "REASON", |line| {
+        line.first(|node| {
+            if node.reason.is_empty() {
+                "none".to_owned()
+            } else {
+                node.reason.clone()
+            }
+        })
+    }),
     field('f', "Features", "AVAIL_FEATURES", |line| line.first(features)),
     field('F', "NodeAIOT", "NODES(A/I/O/T)", |line| {
         let (held, idle, other, all) = line.node_counts();
@@ -208,10 +249,16 @@ const FIELDS: &[Field<Line>] = &[
     field('G', "Gres", "GRES", |line| line.first(|node| some(gres(node)))),
     field('h', "OverSubscribe", "OVERSUBS", |_| "NO".to_owned()),
     field('H', "Timestamp", "TIMESTAMP", |_| "Unknown".to_owned()),
-    field('I', "PriorityJobFactor", "PRIO_JOB_FACTOR", |line| line.partition.priority.to_string()),
+    field('I', "PriorityJobFactor", "PRIO_JOB_FACTOR", |line| {
+        line.partition.priority.to_string()
+    }),
     field('l', "Time", "TIMELIMIT", |line| limit(line.max_time_s)),
-    field('L', "DefaultTime", "DEFAULTTIME", |line| limit(line.partition.default_time_s)),
-    field('m', "Memory", "MEMORY", |line| line.range(|node| inventory(node).memory_bytes >> 20)),
+    field('L', "DefaultTime", "DEFAULTTIME", |line| {
+        limit(line.partition.default_time_s)
+    }),
+    field('m', "Memory", "MEMORY", |line| {
+        line.range(|node| inventory(node).memory_bytes >> 20)
+    }),
     field('M', "PreemptMode", "PREEMPT_MODE", |_| "OFF".to_owned()),
     field('n', "NodeHost", "HOSTNAMES", Line::node_list),
     field('N', "NodeList", "NODELIST", Line::node_list),
@@ -223,34 +270,69 @@ const FIELDS: &[Field<Line>] = &[
         format!("{}{mark}", line.partition.name)
     }),
     field('r', "Root", "ROOT", |_| "no".to_owned()),
-    field('R', "PartitionName", "PARTITION", |line| line.partition.name.clone()),
+    field('R', "PartitionName", "PARTITION", |line| {
+        line.partition.name.clone()
+    }),
     field('s', "Size", "JOB_SIZE", |_| "1-infinite".to_owned()),
     field('S', "AllocNodes", "ALLOCNODES", |_| "all".to_owned()),
     field('t', "StateCompact", "STATE", |line| line.first(short_state)),
-    field('T', "StateLong", "STATE", |line| line.first(|node| state(node).to_ascii_lowercase())),
+    field('T', "StateLong", "STATE", |line| {
+        line.first(|node| state(node).to_ascii_lowercase())
+    }),
     field('u', "User", "USER", |_| "Unknown".to_owned()),
     field('U', "UserLong", "USER", |_| "Unknown".to_owned()),
-    field('v', "Version", "VERSION", |line| line.first(|node| node.version.clone())),
+    field('v', "Version", "VERSION", |line| {
+        line.first(|node| node.version.clone())
+    }),
     field('V', "Cluster", "CLUSTER", |_| "N/A".to_owned()),
     field('w', "Weight", "WEIGHT", |_| "1".to_owned()),
     field('X', "Sockets", "SOCKETS", |_| "1".to_owned()),
-    field('Y', "Cores", "CORES", |line| line.range(|node| u64::from(inventory(node).cpus))),
+    field('Y', "Cores", "CORES", |line| {
+        line.range(|node| u64::from(inventory(node).cpus))
+    }),
     field('Z', "Threads", "THREADS", |_| "1".to_owned()),
-    field('z', "SocketCoreThread", "S:C:T", |line| line.first(|node| format!("1:{}:1", inventory(node).cpus))),
-    field(NONE, "GresUsed", "GRES_USED", |line| line.first(|node| some(gres_used(node)))),
-    field(NONE, "AllocMem", "ALLOCMEM", |line| line.range(|node| node.memory_held >> 20)),
-    field(NONE, "StateComplete", "STATE", |line| line.first(|node| state(node).to_ascii_lowercase())),
+    field('z', "SocketCoreThread", "S:C:T", |line| {
+        line.first(|node| format!("1:{}:1", inventory(node).cpus))
+    }),
+    field(NONE, "GresUsed", "GRES_USED", |line| {
+        line.first(|node| some(gres_used(node)))
+    }),
+    field(NONE, "AllocMem", "ALLOCMEM", |line| {
+        line.range(|node| node.memory_held >> 20)
+    }),
+    field(NONE, "StateComplete", "STATE", |line| {
+        line.first(|node| state(node).to_ascii_lowercase())
+    }),
     field(NONE, "Comment", "COMMENT", |_| "(null)".to_owned()),
 ];
 
 /// What differs from node to node without telling lines apart.
 const SUMS: [&str; 17] = [
-    "NodeAI", "NodeAIOT", "CPUsState", "CPUs", "Nodes", "NodeHost", "NodeList", "NodeAddr", "FreeMem", "Memory", "Cores",
-    "AllocMem", "Available", "Time", "Partition", "PartitionName", "DefaultTime",
+    "NodeAI",
+    "NodeAIOT",
+    "CPUsState",
+    "CPUs",
+    "Nodes",
+    "NodeHost",
+    "NodeList",
+    "NodeAddr",
+    "FreeMem",
+    "Memory",
+    "Cores",
+    "AllocMem",
+    "Available",
+    "Time",
+    "Partition",
+    "PartitionName",
+    "DefaultTime",
 ];
 
 fn some(text: String) -> String {
-    if text.is_empty() { "(null)".to_owned() } else { text }
+    if text.is_empty() {
+        "(null)".to_owned()
+    } else {
+        text
+    }
 }
 
 fn limit(seconds: u64) -> String {
@@ -282,7 +364,11 @@ impl Line {
     fn range(&self, value: impl Fn(&v1::Node) -> u64) -> String {
         let values = || self.nodes.iter().map(&value);
         let (least, most) = (values().min().unwrap_or(0), values().max().unwrap_or(0));
-        if least == most { least.to_string() } else { format!("{least}+") }
+        if least == most {
+            least.to_string()
+        } else {
+            format!("{least}+")
+        }
     }
 
     fn node_list(&self) -> String {
@@ -423,7 +509,11 @@ fn lines(given: &Given, world: &World, layout: &Layout<Line>) -> Result<Vec<Line
         };
         let first = lines.len();
         let mut groups: BTreeMap<Vec<String>, usize> = BTreeMap::new();
-        for node in world.members(partition).into_iter().filter(|node| is_wanted(node)) {
+        for node in world
+            .members(partition)
+            .into_iter()
+            .filter(|node| is_wanted(node))
+        {
             let alone = one(vec![node.clone()]);
             let mut key: Vec<String> = apart.iter().map(|value| value(&alone)).collect();
             if given.has("Node") {
@@ -438,7 +528,8 @@ fn lines(given: &Given, world: &World, layout: &Layout<Line>) -> Result<Vec<Line
             }
         }
         // A partition without nodes is one all the same.
-        let no_choice = named.is_empty() && states.is_empty() && !given.has("list-reasons") && !given.has("Node");
+        let no_choice =
+            named.is_empty() && states.is_empty() && !given.has("list-reasons") && !given.has("Node");
         if lines.len() == first && no_choice && !given.has("dead") {
             lines.push(one(Vec::new()));
         }
@@ -500,7 +591,11 @@ mod tests {
         let node = |name: &str, state: &str, cpus_held: u32| v1::Node {
             name: name.into(),
             state: state.into(),
-            reason: if state == "DRAINED" { "broken".into() } else { String::new() },
+            reason: if state == "DRAINED" {
+                "broken".into()
+            } else {
+                String::new()
+            },
             cpus_held,
             inventory: Some(v1::Inventory {
                 cpus: 8,
@@ -575,13 +670,20 @@ mod tests {
              n4|8|4096|gpu:h100:2|0/0/8/8|all|drained\n"
         );
         assert_eq!(listed(&["-hR", "-o", "%E %N"]), "broken n4\n");
-        assert_eq!(listed(&["-h", "-n", "n3,n9", "-O", "nodelist:4,statelong:6"]), "n3  mixed \n");
+        assert_eq!(
+            listed(&["-h", "-n", "n3,n9", "-O", "nodelist:4,statelong:6"]),
+            "n3  mixed \n"
+        );
     }
 
     #[test]
     fn each_letter_and_name_stands_for_one_thing() {
-        let letters: std::collections::BTreeSet<char> = FIELDS.iter().filter_map(|field| field.letter).collect();
-        assert_eq!(letters.len(), FIELDS.iter().filter(|field| field.letter.is_some()).count());
+        let letters: std::collections::BTreeSet<char> =
+            FIELDS.iter().filter_map(|field| field.letter).collect();
+        assert_eq!(
+            letters.len(),
+            FIELDS.iter().filter(|field| field.letter.is_some()).count()
+        );
         let names: Vec<&str> = FIELDS.iter().map(|field| field.name).collect();
         assert!(SUMS.iter().all(|name| names.contains(name)));
     }

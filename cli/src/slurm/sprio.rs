@@ -49,7 +49,10 @@ struct Line {
 
 impl Line {
     fn factor(&self, name: &str) -> Option<&v1::PriorityFactor> {
-        self.priority.factors.iter().find(|factor| factor.name.eq_ignore_ascii_case(name))
+        self.priority
+            .factors
+            .iter()
+            .find(|factor| factor.name.eq_ignore_ascii_case(name))
     }
 
     fn points(&self, name: &str) -> String {
@@ -61,7 +64,12 @@ impl Line {
     }
 }
 
-const fn field(letter: char, name: &'static str, header: &'static str, value: fn(&Line) -> String) -> Field<Line> {
+const fn field(
+    letter: char,
+    name: &'static str,
+    header: &'static str,
+    value: fn(&Line) -> String,
+) -> Field<Line> {
     Field {
         letter: Some(letter),
         name,
@@ -74,7 +82,9 @@ const fn field(letter: char, name: &'static str, header: &'static str, value: fn
 const FIELDS: &[Field<Line>] = &[
     field('a', "age-norm", "AGE", |line| line.share("age")),
     field('A', "age", "AGE", |line| line.points("age")),
-    field('f', "fairshare-norm", "FAIRSHARE", |line| line.share("fair-share")),
+    field('f', "fairshare-norm", "FAIRSHARE", |line| {
+        line.share("fair-share")
+    }),
     field('F', "fairshare", "FAIRSHARE", |line| line.points("fair-share")),
     field('i', "jobid", "JOBID", |line| line.job.label()),
     field('j', "jobsize-norm", "JOBSIZE", |_| "0.0000000".to_owned()),
@@ -86,12 +96,16 @@ const FIELDS: &[Field<Line>] = &[
     field('q', "qos-norm", "QOS", |line| line.share("qos")),
     field('Q', "qos", "QOS", |line| line.points("qos")),
     field('n', "qosname", "QOSNAME", |line| line.job.terms.qos.clone()),
-    field('r', "partitionname", "PARTITION", |line| line.job.terms.partition.clone()),
+    field('r', "partitionname", "PARTITION", |line| {
+        line.job.terms.partition.clone()
+    }),
     field('S', "site", "SITE", |_| "0".to_owned()),
     field('t', "tres-norm", "TRES", |_| String::new()),
     field('T', "tres", "TRES", |_| String::new()),
     field('u', "user", "USER", |line| line.job.user.clone()),
-    field('Y', "priority", "PRIORITY", |line| line.priority.total.to_string()),
+    field('Y', "priority", "PRIORITY", |line| {
+        line.priority.total.to_string()
+    }),
     field('y', "priority-norm", "PRIORITY", |line| {
         format!("{:.14}", line.priority.total as f64 / f64::from(u32::MAX))
     }),
@@ -108,7 +122,8 @@ pub async fn run(called: &Called, given: Given) -> Result<u8> {
         None => USUAL,
     };
     let layout = format::letters(format, FIELDS)?;
-    let names = job::names(&given.all("jobs")).map_err(|error| USAGE.wrong(&format!("Invalid job id: {error}")))?;
+    let names =
+        job::names(&given.all("jobs")).map_err(|error| USAGE.wrong(&format!("Invalid job id: {error}")))?;
     let users: Vec<String> = given.list("user").iter().map(|user| user_name(user)).collect();
     let partitions = given.list("partition");
     let mut client = called.context.client().await?;
@@ -138,7 +153,10 @@ pub async fn run(called: &Called, given: Given) -> Result<u8> {
     }
     if given.has("weights") {
         let weights = lines.first().map(|line| &line.priority.factors);
-        let weights = weights.into_iter().flatten().map(|factor| format!("{} {}", factor.name, factor.weight));
+        let weights = weights
+            .into_iter()
+            .flatten()
+            .map(|factor| format!("{} {}", factor.name, factor.weight));
         return output::text(format!("Weights: {}\n", weights.collect::<Vec<_>>().join(", "))).map(|()| 0);
     }
     text.extend(lines.iter().map(|line| format::line(&layout, Some(line))));
@@ -162,7 +180,10 @@ mod tests {
             job: waits(),
             priority: v1::Priority {
                 total: 1_250,
-                factors: vec![factor("fair-share", 0.5, 2_000, 1_000), factor("age", 0.25, 1_000, 250)],
+                factors: vec![
+                    factor("fair-share", 0.5, 2_000, 1_000),
+                    factor("age", 0.25, 1_000, 250),
+                ],
                 ..v1::Priority::default()
             },
         };

@@ -22,7 +22,12 @@ pub const USAGE: Usage = Usage {
         used('A', "account", Value, "on these accounts"),
         noted('a', "all", Nothing, "no partition is hidden"),
         used('r', "array", Nothing, "a line for each task of an array"),
-        noted(NONE, "array-unique", Nothing, "tasks that wait stand in one line without it"),
+        noted(
+            NONE,
+            "array-unique",
+            Nothing,
+            "tasks that wait stand in one line without it",
+        ),
         noted(NONE, "federation", Nothing, ONE_CLUSTER),
         used('o', "format", Value, "what is shown: \"%.18i %.9P %R\""),
         used('O', "Format", Value, "the same by long names: jobid:10,state"),
@@ -66,18 +71,30 @@ const START: &str = "%.18i %.9P %.8j %.8u %.2t %.19S %.6D %20Y %R";
 pub const FIELDS: &[Field<Row>] = &[
     field('a', "Account", "ACCOUNT", |job| job.terms.account.clone()),
     field('A', "JobID", "JOBID", |job| job.id.to_string()),
-    field('b', "tres-per-node", "TRES_PER_NODE", |job| some(job.tres_per_node(), "N/A")),
-    field('B', "BatchHost", "EXEC_HOST", |job| some(job.nodes.first().cloned().unwrap_or_default(), "n/a")),
-    field('c', "MinCpus", "MIN_CPUS", |job| job.request.cpus_per_node.max(1).to_string()),
+    field('b', "tres-per-node", "TRES_PER_NODE", |job| {
+        some(job.tres_per_node(), "N/A")
+    }),
+    field('B', "BatchHost", "EXEC_HOST", |job| {
+        some(job.nodes.first().cloned().unwrap_or_default(), "n/a")
+    }),
+    field('c', "MinCpus", "MIN_CPUS", |job| {
+        job.request.cpus_per_node.max(1).to_string()
+    }),
     field('C', "NumCPUs", "CPUS", |job| job.cpu_count().to_string()),
     field('d', "MinTmpDisk", "MIN_TMP_DISK", |_| "0".to_owned()),
     field('D', "NumNodes", "NODES", |job| job.node_count().to_string()),
     field('e', "EndTime", "END_TIME", |job| words::stamp_or(end(job), "N/A")),
     field('E', "Dependency", "DEPENDENCY", dependency),
     field('f', "Feature", "FEATURES", |job| some(features(job), NULL)),
-    field('F', "ArrayJobID", "ARRAY_JOB_ID", |job| job.array_id().to_string()),
-    field('g', "GroupName", "GROUP", |job| job::group(&job.user).map_or_else(|| "N/A".to_owned(), |found| found.1)),
-    field('G', "GroupID", "GROUP", |job| job::group(&job.user).map_or_else(|| "N/A".to_owned(), |found| found.0.to_string())),
+    field('F', "ArrayJobID", "ARRAY_JOB_ID", |job| {
+        job.array_id().to_string()
+    }),
+    field('g', "GroupName", "GROUP", |job| {
+        job::group(&job.user).map_or_else(|| "N/A".to_owned(), |found| found.1)
+    }),
+    field('G', "GroupID", "GROUP", |job| {
+        job::group(&job.user).map_or_else(|| "N/A".to_owned(), |found| found.0.to_string())
+    }),
     field('h', "OverSubscribe", "OVER_SUBSCRIBE", |_| "OK".to_owned()),
     field('H', "Sockets", "SOCKETS_PER_NODE", |_| "*".to_owned()),
     field('i', "JobArrayID", "JOBID", Row::label),
@@ -85,38 +102,64 @@ pub const FIELDS: &[Field<Row>] = &[
     field('j', "Name", "NAME", |job| job.name.clone()),
     field('J', "Threads", "THREADS_PER_CORE", |_| "*".to_owned()),
     field('k', "Comment", "COMMENT", |_| NULL.to_owned()),
-    field('K', "ArrayTaskID", "ARRAY_TASK_ID", |job| some(job.tasks(), "N/A")),
+    field('K', "ArrayTaskID", "ARRAY_TASK_ID", |job| {
+        some(job.tasks(), "N/A")
+    }),
     field('l', "TimeLimit", "TIME_LIMIT", |job| words::clock(job.limit_s)),
-    field('L', "TimeLeft", "TIME_LEFT", |job| words::clock(job.left_s().unwrap_or(job.limit_s))),
-    field('m', "MinMemory", "MIN_MEMORY", |job| words::memory(job.memory_per_node())),
+    field('L', "TimeLeft", "TIME_LEFT", |job| {
+        words::clock(job.left_s().unwrap_or(job.limit_s))
+    }),
+    field('m', "MinMemory", "MIN_MEMORY", |job| {
+        words::memory(job.memory_per_node())
+    }),
     field('M', "TimeUsed", "TIME", |job| words::clock(job.elapsed_s)),
-    field('n', "ReqNodes", "REQ_NODES", |job| constraint(job, |of| of.nodelist.clone())),
+    field('n', "ReqNodes", "REQ_NODES", |job| {
+        constraint(job, |of| of.nodelist.clone())
+    }),
     field('N', "NodeList", "NODELIST", Row::node_list),
     field('o', "Command", "COMMAND", Row::command),
     field('O', "Contiguous", "CONTIGUOUS", |_| "0".to_owned()),
-    field('p', "Priority", "PRIORITY", |job| format!("{:.10}", job.priority.unwrap_or(0) as f64 / f64::from(u32::MAX))),
+    field('p', "Priority", "PRIORITY", |job| {
+        format!("{:.10}", job.priority.unwrap_or(0) as f64 / f64::from(u32::MAX))
+    }),
     field('P', "Partition", "PARTITION", |job| job.terms.partition.clone()),
     field('q', "QOS", "QOS", |job| job.terms.qos.clone()),
-    field('Q', "PriorityLong", "PRIORITY", |job| job.priority.unwrap_or(0).to_string()),
+    field('Q', "PriorityLong", "PRIORITY", |job| {
+        job.priority.unwrap_or(0).to_string()
+    }),
     field('r', "Reason", "REASON", Row::reason),
     field('R', "ReasonList", "NODELIST(REASON)", Row::nodes_or_reason),
     field('s', "SelectJobInfo", "SELECT_JOBINFO", |_| String::new()),
-    field('S', "StartTime", "START_TIME", |job| words::stamp_or(job.start_ms, "N/A")),
-    field('t', "StateCompact", "ST", |job| words::short_state(job.state).to_owned()),
+    field('S', "StartTime", "START_TIME", |job| {
+        words::stamp_or(job.start_ms, "N/A")
+    }),
+    field('t', "StateCompact", "ST", |job| {
+        words::short_state(job.state).to_owned()
+    }),
     field('T', "State", "STATE", |job| view::job_state(job.state).to_owned()),
     field('u', "UserName", "USER", |job| job.user.clone()),
-    field('U', "UserID", "USER", |job| job.uid().map_or_else(|| "N/A".to_owned(), |uid| uid.to_string())),
-    field('v', "Reservation", "RESERVATION", |job| some(job.terms.reservation.clone(), NULL)),
-    field('V', "SubmitTime", "SUBMIT_TIME", |job| words::stamp(job.submitted_ms)),
+    field('U', "UserID", "USER", |job| {
+        job.uid().map_or_else(|| "N/A".to_owned(), |uid| uid.to_string())
+    }),
+    field('v', "Reservation", "RESERVATION", |job| {
+        some(job.terms.reservation.clone(), NULL)
+    }),
+    field('V', "SubmitTime", "SUBMIT_TIME", |job| {
+        words::stamp(job.submitted_ms)
+    }),
     field('w', "WCKey", "WCKEY", |_| NULL.to_owned()),
     field('W', "Licenses", "LICENSES", |_| NULL.to_owned()),
-    field('x', "ExcNodes", "EXC_NODES", |job| constraint(job, |of| of.exclude.clone())),
+    field('x', "ExcNodes", "EXC_NODES", |job| {
+        constraint(job, |of| of.exclude.clone())
+    }),
     field('X', "CoreSpec", "CORE_SPEC", |_| "N/A".to_owned()),
     field('y', "Nice", "NICE", |job| job.terms.nice.to_string()),
     field('Y', "SchedNodes", "SCHEDNODES", |_| NULL.to_owned()),
     field('z', "SCT", "S:C:T", |_| "*:*:*".to_owned()),
     field('Z', "WorkDir", "WORK_DIR", |job| job.what.workdir.clone()),
-    field(NONE, "tres-alloc", "TRES_ALLOC", |job| some(job.allocated_tres(), "N/A")),
+    field(NONE, "tres-alloc", "TRES_ALLOC", |job| {
+        some(job.allocated_tres(), "N/A")
+    }),
     field(NONE, "tres", "TRES", |job| some(job.allocated_tres(), "N/A")),
     field(NONE, "Gres", "GRES", |job| some(job.tres_per_node(), "N/A")),
     field(NONE, "tres-per-job", "TRES_PER_JOB", |_| "N/A".to_owned()),
@@ -126,19 +169,36 @@ pub const FIELDS: &[Field<Row>] = &[
     field(NONE, "STDOUT", "STDOUT", Row::stdout),
     field(NONE, "STDERR", "STDERR", Row::stderr),
     field(NONE, "STDIN", "STDIN", |_| "/dev/null".to_owned()),
-    field(NONE, "exit_code", "EXIT_CODE", |job| job.exit_code.unwrap_or(0).to_string()),
-    field(NONE, "RestartCnt", "RESTART_COUNT", |job| job.restarts.to_string()),
-    field(NONE, "Requeue", "REQUEUE", |job| u8::from(job.what.requeue).to_string()),
-    field(NONE, "BatchFlag", "BATCH_FLAG", |job| u8::from(job.batch).to_string()),
-    field(NONE, "AllocNodes", "ALLOC_NODES", |job| some(job.what.submit_host.clone(), NULL)),
-    field(NONE, "EligibleTime", "ELIGIBLE_TIME", |job| words::stamp(job.submitted_ms)),
-    field(NONE, "AccrueTime", "ACCRUE_TIME", |job| words::stamp(job.submitted_ms)),
+    field(NONE, "exit_code", "EXIT_CODE", |job| {
+        job.exit_code.unwrap_or(0).to_string()
+    }),
+    field(NONE, "RestartCnt", "RESTART_COUNT", |job| {
+        job.restarts.to_string()
+    }),
+    field(NONE, "Requeue", "REQUEUE", |job| {
+        u8::from(job.what.requeue).to_string()
+    }),
+    field(NONE, "BatchFlag", "BATCH_FLAG", |job| {
+        u8::from(job.batch).to_string()
+    }),
+    field(NONE, "AllocNodes", "ALLOC_NODES", |job| {
+        some(job.what.submit_host.clone(), NULL)
+    }),
+    field(NONE, "EligibleTime", "ELIGIBLE_TIME", |job| {
+        words::stamp(job.submitted_ms)
+    }),
+    field(NONE, "AccrueTime", "ACCRUE_TIME", |job| {
+        words::stamp(job.submitted_ms)
+    }),
     field(NONE, "PreemptTime", "PREEMPT_TIME", |_| "N/A".to_owned()),
     field(NONE, "Deadline", "DEADLINE", |_| "N/A".to_owned()),
     field(NONE, "MaxCpus", "MAX_CPUS", |_| "0".to_owned()),
     field(NONE, "MaxNodes", "MAX_NODES", |_| "0".to_owned()),
     field(NONE, "PendingTime", "PENDING_TIME", |job| {
-        let until = job.start_ms.filter(|_| job.started).unwrap_or_else(crate::times::now_ms);
+        let until = job
+            .start_ms
+            .filter(|_| job.started)
+            .unwrap_or_else(crate::times::now_ms);
         ((until - job.submitted_ms).max(0) / 1_000).to_string()
     }),
     field(NONE, "Cluster", "CLUSTER", |_| "N/A".to_owned()),
@@ -300,13 +360,24 @@ impl Wanted {
     fn of(called: &Called, given: &Given) -> Result<Self> {
         let states = match given.value("states") {
             Some(_) => words::states(&given.list("states"))?,
-            None => Some(words::STATES.iter().map(|(state, _)| *state).filter(|state| words::is_live(*state)).collect()),
+            None => Some(
+                words::STATES
+                    .iter()
+                    .map(|(state, _)| *state)
+                    .filter(|state| words::is_live(*state))
+                    .collect(),
+            ),
         };
-        let mut users: Vec<String> = given.list("user").iter().map(|user| super::user_name(user)).collect();
+        let mut users: Vec<String> = given
+            .list("user")
+            .iter()
+            .map(|user| super::user_name(user))
+            .collect();
         if given.has("me") {
             users.push(called.user()?);
         }
-        let mut jobs = job::names(&given.all("jobs")).map_err(|error| USAGE.wrong(&format!("Invalid job id: {error}")))?;
+        let mut jobs = job::names(&given.all("jobs"))
+            .map_err(|error| USAGE.wrong(&format!("Invalid job id: {error}")))?;
         // As an option's value it stands behind a blank, too.
         for word in &given.words {
             let more = job::names(word).ok().filter(|_| given.has("jobs"));
@@ -322,8 +393,11 @@ impl Wanted {
             qos: given.list("qos"),
             names: given.list("name"),
             reservations: given.list("reservation"),
-            nodes: carrel_core::model::host_list::expanded(nodes).map_err(|error| USAGE.wrong(&error.to_string()))?,
-            ended: states.as_ref().is_none_or(|states| states.iter().any(|state| !words::is_live(*state))),
+            nodes: carrel_core::model::host_list::expanded(nodes)
+                .map_err(|error| USAGE.wrong(&error.to_string()))?,
+            ended: states
+                .as_ref()
+                .is_none_or(|states| states.iter().any(|state| !words::is_live(*state))),
             states,
         })
     }
@@ -339,7 +413,10 @@ impl Wanted {
             && is(&self.names, &row.name)
             && is(&self.reservations, &row.terms.reservation)
             && (self.nodes.is_empty() || row.nodes.iter().any(|node| self.nodes.contains(node)))
-            && self.states.as_ref().is_none_or(|states| states.contains(&row.state))
+            && self
+                .states
+                .as_ref()
+                .is_none_or(|states| states.contains(&row.state))
     }
 }
 
@@ -397,7 +474,9 @@ mod tests {
     fn lines(format: &str, rows: &[Row]) -> String {
         let layout = format::letters(format, FIELDS).expect(format);
         let lines = std::iter::once(format::line(&layout, None));
-        lines.chain(rows.iter().map(|row| format::line(&layout, Some(row)))).collect()
+        lines
+            .chain(rows.iter().map(|row| format::line(&layout, Some(row))))
+            .collect()
     }
 
     #[test]
@@ -422,13 +501,20 @@ mod tests {
              12_4-8%5|12|0|8|1G|gres/gpu:h100:2|1:00:00|physics|normal|train\n"
         );
         let long = format::long("JobArrayID:.12,StateCompact:4,ReasonList:0", FIELDS).expect("read");
-        assert_eq!(format::line(&long, Some(&waits())), "  12_[4-8%5]PD  (Resources)\n");
+        assert_eq!(
+            format::line(&long, Some(&waits())),
+            "  12_[4-8%5]PD  (Resources)\n"
+        );
     }
 
     #[test]
     fn each_letter_and_name_stands_for_one_thing() {
-        let letters: std::collections::BTreeSet<char> = FIELDS.iter().filter_map(|field| field.letter).collect();
-        assert_eq!(letters.len(), FIELDS.iter().filter(|field| field.letter.is_some()).count());
+        let letters: std::collections::BTreeSet<char> =
+            FIELDS.iter().filter_map(|field| field.letter).collect();
+        assert_eq!(
+            letters.len(),
+            FIELDS.iter().filter(|field| field.letter.is_some()).count()
+        );
         let names: std::collections::BTreeSet<&str> = FIELDS.iter().map(|field| field.name).collect();
         assert_eq!(names.len(), FIELDS.len());
     }
@@ -436,7 +522,15 @@ mod tests {
     #[test]
     fn rows_are_sorted_by_what_is_asked_for() {
         let ids = |by: &str| {
-            let mut rows = vec![runs(), waits(), Row { id: 2, array: None, ..runs() }];
+            let mut rows = vec![
+                runs(),
+                waits(),
+                Row {
+                    id: 2,
+                    array: None,
+                    ..runs()
+                },
+            ];
             sort(&mut rows, by).expect(by);
             rows.iter().map(|row| row.id).collect::<Vec<_>>()
         };

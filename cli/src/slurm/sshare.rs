@@ -22,10 +22,20 @@ pub const USAGE: Usage = Usage {
         used('h', "noheader", Nothing, "no header"),
         used('n', "no-header", Nothing, "no header"),
         used(NONE, "help", Nothing, "this text"),
-        refused(NONE, "json", Perhaps, "`carrel admin account list --output json` is there"),
+        refused(
+            NONE,
+            "json",
+            Perhaps,
+            "`carrel admin account list --output json` is there",
+        ),
         used('l', "long", Nothing, "more of each"),
         noted('M', "clusters", Value, ONE_CLUSTER),
-        refused('m', "partition", Nothing, "shares are not told apart by partition"),
+        refused(
+            'm',
+            "partition",
+            Nothing,
+            "shares are not told apart by partition",
+        ),
         used('p', "parsable", Nothing, "'|' behind each field"),
         used('P', "parsable2", Nothing, "'|' between fields"),
         used('u', "users", Value, "these users"),
@@ -62,19 +72,28 @@ const fn field(name: &'static str, width: i32, value: fn(&Line) -> String) -> Fi
 }
 
 fn part(of: f64, all: f64) -> String {
-    if all > 0.0 { format!("{:.6}", of / all) } else { "0.000000".to_owned() }
+    if all > 0.0 {
+        format!("{:.6}", of / all)
+    } else {
+        "0.000000".to_owned()
+    }
 }
 
 const FIELDS: &[Field<Line>] = &[
     field("Account", -20, |line| line.account.clone()),
     field("User", 10, |line| line.user.clone()),
     field("RawShares", 10, |line| line.shares.to_string()),
-    field("NormShares", 11, |line| part(f64::from(line.shares), f64::from(line.of_shares))),
+    field("NormShares", 11, |line| {
+        part(f64::from(line.shares), f64::from(line.of_shares))
+    }),
     // Seconds of a GPU, as Slurm counts those of its billing unit.
     field("RawUsage", 11, |line| format!("{:.0}", line.used * 3_600.0)),
     field("NormUsage", 11, |line| part(line.used, line.of_used)),
     field("EffectvUsage", 13, |line| part(line.used, line.of_used)),
-    field("FairShare", 10, |line| line.fair_share.map_or_else(String::new, |share| format!("{share:.6}"))),
+    field("FairShare", 10, |line| {
+        line.fair_share
+            .map_or_else(String::new, |share| format!("{share:.6}"))
+    }),
     field("LevelFS", 10, |_| String::new()),
     field("GrpTRESMins", 30, |_| String::new()),
     field("TRESRunMins", 30, |_| String::new()),
@@ -91,7 +110,11 @@ pub async fn run(called: &Called, given: Given) -> Result<u8> {
     };
     let columns = format::names(&words, FIELDS)?;
     let mut client = called.context.client().await?;
-    let accounts = client.list_accounts(v1::ListAccountsRequest {}).await?.into_inner().accounts;
+    let accounts = client
+        .list_accounts(v1::ListAccountsRequest {})
+        .await?
+        .into_inner()
+        .accounts;
     let users: Vec<String> = match (given.has("users"), given.has("all")) {
         (true, _) => given.list("users").iter().map(|user| user_name(user)).collect(),
         (false, true) => Vec::new(),
@@ -184,7 +207,15 @@ mod tests {
         ];
         let mut lines = Vec::new();
         below(&accounts, &accounts[0], 0, &mut lines, &["bob".to_owned()]);
-        let columns = format::names(&["Account".into(), "User".into(), "NormShares".into(), "RawUsage".into()], FIELDS);
+        let columns = format::names(
+            &[
+                "Account".into(),
+                "User".into(),
+                "NormShares".into(),
+                "RawUsage".into(),
+            ],
+            FIELDS,
+        );
         let style = format::Style::Parsable {
             delimiter: "|".into(),
             trailing: false,

@@ -56,7 +56,9 @@ const fn field(name: &'static str, value: fn(&Line) -> String) -> Field<Line> {
 /// CPU time, as if it had always been what it is now.
 fn cpu_time(line: &Line) -> String {
     let percent = line.activity.cpu_percent.map(u64::from);
-    percent.map_or_else(String::new, |percent| words::long_clock(line.job.elapsed_s * percent / 100))
+    percent.map_or_else(String::new, |percent| {
+        words::long_clock(line.job.elapsed_s * percent / 100)
+    })
 }
 
 const FIELDS: &[Field<Line>] = &[
@@ -81,7 +83,10 @@ const FIELDS: &[Field<Line>] = &[
     field("MaxVMSize", |_| String::new()),
     field("Pids", |_| String::new()),
     field("TRESUsageInAve", |line| {
-        let gpu = line.activity.gpu_percent.map(|percent| format!("gres/gpuutil={percent}"));
+        let gpu = line
+            .activity
+            .gpu_percent
+            .map(|percent| format!("gres/gpuutil={percent}"));
         gpu.unwrap_or_default()
     }),
     field("TRESUsageInMax", |_| String::new()),
@@ -124,7 +129,13 @@ pub async fn run(called: &Called, given: Given) -> Result<u8> {
             lines.push(Line { job, activity });
         }
     }
-    output::text(format::table(&columns, &lines, &sacct::style(&given), !given.has("noheader"))).map(|()| 0)
+    output::text(format::table(
+        &columns,
+        &lines,
+        &sacct::style(&given),
+        !given.has("noheader"),
+    ))
+    .map(|()| 0)
 }
 
 #[cfg(test)]

@@ -62,7 +62,9 @@ pub fn states(words: &[String]) -> Result<Option<Vec<JobState>>> {
             // Only the one that is written "CA" or "CANCELLED" is often written otherwise.
             None if upper == "CANCELED" => wanted.push(JobState::Cancelled),
             None if upper == "OUT_OF_ME+" => wanted.push(JobState::OutOfMemory),
-            None if OTHERS.iter().any(|(short, long)| upper == *short || upper == *long) => {}
+            None if OTHERS
+                .iter()
+                .any(|(short, long)| upper == *short || upper == *long) => {}
             None => {
                 let all: Vec<&str> = STATES.iter().map(|(state, _)| view::job_state(*state)).collect();
                 return Err(CliError::usage(format!("Invalid job state specified: {word}"))
@@ -178,7 +180,12 @@ pub fn clock(seconds: u64) -> String {
 
 /// "00:00:05", "1-00:00:00", as sacct and scontrol have it.
 pub fn long_clock(seconds: u64) -> String {
-    let (days, hours, minutes, rest) = (seconds / 86_400, seconds / 3_600 % 24, seconds / 60 % 60, seconds % 60);
+    let (days, hours, minutes, rest) = (
+        seconds / 86_400,
+        seconds / 3_600 % 24,
+        seconds / 60 % 60,
+        seconds % 60,
+    );
     match days {
         0 => format!("{hours:02}:{minutes:02}:{rest:02}"),
         _ => format!("{days}-{hours:02}:{minutes:02}:{rest:02}"),
@@ -239,13 +246,16 @@ pub fn time_gone_by(text: &str) -> Result<i64> {
                 _ => format!("{year}-{month}-{day}{time}"),
             }
         }
-        _ if text.len() == 4 && digits(text) => of_year(&format!("{}-{}", &text[..2], &text[2..])).unwrap_or_default(),
+        _ if text.len() == 4 && digits(text) => {
+            of_year(&format!("{}-{}", &text[..2], &text[2..])).unwrap_or_default()
+        }
         _ if text.len() == 6 && digits(text) => format!("20{}-{}-{}", &text[4..], &text[..2], &text[2..4]),
         // "T" between date and time, and nowhere else.
         _ if lower.starts_with(|c: char| c.is_ascii_digit()) => lower.replace('t', "T"),
         _ => lower,
     };
-    times::gone_by(&text, now).map_err(|rule| CliError::usage(format!("Invalid time specification ({text})")).hint(rule))
+    times::gone_by(&text, now)
+        .map_err(|rule| CliError::usage(format!("Invalid time specification ({text})")).hint(rule))
 }
 
 #[cfg(test)]
@@ -261,15 +271,28 @@ mod tests {
         );
         assert_eq!(states(&words("R,all")).expect("all"), None);
         assert_eq!(states(&words("BF")).expect("Slurm's"), Some(Vec::new()));
-        assert!(states(&words("nonsense")).expect_err("none").message.contains("nonsense"));
+        assert!(
+            states(&words("nonsense"))
+                .expect_err("none")
+                .message
+                .contains("nonsense")
+        );
     }
 
     #[test]
     fn reasons_are_slurm_s_words() {
         for (state, said, word) in [
-            (JobState::Pending, "Resources: fewer than 4 free GPUs", "Resources"),
+            (
+                JobState::Pending,
+                "Resources: fewer than 4 free GPUs",
+                "Resources",
+            ),
             (JobState::Pending, "Headroom: 2 of 8 are kept", "Resources"),
-            (JobState::Pending, "Dependency: it waits for job 4 (afterok)", "Dependency"),
+            (
+                JobState::Pending,
+                "Dependency: it waits for job 4 (afterok)",
+                "Dependency",
+            ),
             (JobState::Pending, "JobHeldUser", "JobHeldUser"),
             (JobState::Pending, "it is about to be looked at", "None"),
             (JobState::Failed, "exit code 3", "NonZeroExitCode"),
@@ -290,23 +313,45 @@ mod tests {
 
     #[test]
     fn lengths_of_time_and_memory_are_as_slurm_writes_them() {
-        assert_eq!((clock(5), clock(3_600)), ("0:05".to_owned(), "1:00:00".to_owned()));
+        assert_eq!(
+            (clock(5), clock(3_600)),
+            ("0:05".to_owned(), "1:00:00".to_owned())
+        );
         assert_eq!(
             (long_clock(5), long_clock(90_061)),
             ("00:00:05".to_owned(), "1-01:01:01".to_owned())
         );
-        assert_eq!((memory(512 << 20), memory(3 << 30)), ("512M".to_owned(), "3G".to_owned()));
+        assert_eq!(
+            (memory(512 << 20), memory(3 << 30)),
+            ("512M".to_owned(), "3G".to_owned())
+        );
     }
 
     #[test]
     fn dates_are_written_in_all_of_slurm_s_ways() {
         let at = |text: &str| time_gone_by(text).map(|at| units::rfc3339(at));
-        for text in ["2026-11-22", "11/22/26", "11.22.26", "112226", "11/22/2026", "2026-11-22T00:00:00"] {
+        for text in [
+            "2026-11-22",
+            "11/22/26",
+            "11.22.26",
+            "112226",
+            "11/22/2026",
+            "2026-11-22T00:00:00",
+        ] {
             assert_eq!(at(text).expect(text), "2026-11-22T00:00:00Z", "{text}");
         }
         assert_eq!(at("11/22/26-16:30").expect("with a time"), "2026-11-22T16:30:00Z");
         assert_eq!(at("2026-11-22T09:08").expect("both"), "2026-11-22T09:08:00Z");
-        for text in ["now", "now-1day", "now-2hours", "today", "midnight", "noon", "16:00", "1122"] {
+        for text in [
+            "now",
+            "now-1day",
+            "now-2hours",
+            "today",
+            "midnight",
+            "noon",
+            "16:00",
+            "1122",
+        ] {
             assert!(at(text).is_ok(), "{text}");
         }
         for text in ["", "nonsense", "13/45/26", "yesterday"] {

@@ -4,11 +4,11 @@
 //! a login name is in numbers, and who may enter over SSH, is the shell's to
 //! know. The broker adds both; an agent keeps the message beside the model.
 
-use carrel_core::model::job::{Sent, Signalled};
 use carrel_core::model::activity::Thresholds;
 use carrel_core::model::batch::BatchRun;
 use carrel_core::model::gpu_unit::GpuUnit;
 use carrel_core::model::ids::{Generation, JobId, JobKey, SessionId};
+use carrel_core::model::job::{Sent, Signalled};
 use carrel_core::model::node::{Desired, DesiredJob, Peer, Tombstone};
 use carrel_core::model::session::ContainerOptions;
 use carrel_core::model::time::Timestamp;

@@ -57,14 +57,20 @@ pub async fn run(called: &Called, given: Given) -> Result<u8> {
         "top" => top(called, &rest).await,
         "ping" => {
             let address = called.context.address()?;
-            called.context.client().await?.get_cluster(v1::GetClusterRequest {}).await?;
+            called
+                .context
+                .client()
+                .await?
+                .get_cluster(v1::GetClusterRequest {})
+                .await?;
             output::text(format_args!("Slurmctld(primary) at {address} is UP\n")).map(|()| 0)
         }
         "version" => output::text(format_args!("slurm {}\n", super::LIKE)).map(|()| 0),
         "help" => output::text(USAGE.help()).map(|()| 0),
-        "reconfigure" | "reconfig" | "shutdown" | "takeover" | "reboot" | "create" | "delete" | "write" | "token"
-        | "suspend" | "resume" | "setdebug" | "listpids" | "notify" | "wait_job" | "completing" => {
-            Err(USAGE.wrong(&format!("{command} cannot be had here"))
+        "reconfigure" | "reconfig" | "shutdown" | "takeover" | "reboot" | "create" | "delete" | "write"
+        | "token" | "suspend" | "resume" | "setdebug" | "listpids" | "notify" | "wait_job" | "completing" => {
+            Err(USAGE
+                .wrong(&format!("{command} cannot be had here"))
                 .hint("`carrel --help` and `carrel admin --help` say what there is"))
         }
         other => Err(USAGE.wrong(&format!("invalid keyword: {other}"))),
@@ -136,7 +142,9 @@ async fn requeue(called: &Called, words: &[&str], hold: bool) -> Result<u8> {
     let words: Vec<&str> = words
         .iter()
         .copied()
-        .filter(|word| !word.to_ascii_lowercase().starts_with("state=") && !word.eq_ignore_ascii_case("incomplete"))
+        .filter(|word| {
+            !word.to_ascii_lowercase().starts_with("state=") && !word.eq_ignore_ascii_case("incomplete")
+        })
         .collect();
     let jobs = named(called, &words).await?;
     let mut client = called.context.client().await?;
@@ -191,11 +199,14 @@ fn hosts(kind: &str, list: Option<&str>) -> Result<String> {
     };
     let text = list.map(str::to_owned).or_else(from_job);
     let text = text.ok_or_else(|| {
-        USAGE.wrong("host list is empty").hint("name it, or be in a job: SLURM_JOB_NODELIST is read then")
+        USAGE
+            .wrong("host list is empty")
+            .hint("name it, or be in a job: SLURM_JOB_NODELIST is read then")
     })?;
     // A file of names, as Slurm takes it.
     let text = if text.starts_with('/') {
-        let names = std::fs::read_to_string(&text).map_err(|error| CliError::failed(format!("{text}: {error}")))?;
+        let names =
+            std::fs::read_to_string(&text).map_err(|error| CliError::failed(format!("{text}: {error}")))?;
         names.split_whitespace().collect::<Vec<_>>().join(",")
     } else {
         text
@@ -220,9 +231,18 @@ mod tests {
 
     #[test]
     fn host_lists_are_written_out_and_put_together() {
-        assert_eq!(hosts("hostnames", Some("n[3,1-2]")).expect("a list"), "n3\nn1\nn2\n");
-        assert_eq!(hosts("hostlist", Some("n1,n2,n3,n7")).expect("names"), "n[1-3,7]\n");
-        assert_eq!(hosts("hostlistsorted", Some("n3,n1,n1")).expect("names"), "n[1,3]\n");
+        assert_eq!(
+            hosts("hostnames", Some("n[3,1-2]")).expect("a list"),
+            "n3\nn1\nn2\n"
+        );
+        assert_eq!(
+            hosts("hostlist", Some("n1,n2,n3,n7")).expect("names"),
+            "n[1-3,7]\n"
+        );
+        assert_eq!(
+            hosts("hostlistsorted", Some("n3,n1,n1")).expect("names"),
+            "n[1,3]\n"
+        );
         assert!(hosts("hostnames", Some("n[")).is_err());
     }
 }

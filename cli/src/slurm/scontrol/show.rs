@@ -17,7 +17,9 @@ struct Record(Vec<Vec<(&'static str, String)>>);
 impl Record {
     fn text(&self, one_line: bool) -> String {
         let line = |pairs: &Vec<(&str, String)>| {
-            let pairs = pairs.iter().map(|(name, value)| format!("{name}={}", output::visible(value)));
+            let pairs = pairs
+                .iter()
+                .map(|(name, value)| format!("{name}={}", output::visible(value)));
             pairs.collect::<Vec<_>>().join(" ")
         };
         let lines: Vec<String> = self.0.iter().map(line).collect();
@@ -33,18 +35,26 @@ impl Record {
 pub async fn run(called: &Called, given: &Given, words: &[&str]) -> Result<u8> {
     let what = words.first().copied().unwrap_or_default();
     // "job=12" and "job 12" are the same.
-    let (what, glued) = what.split_once('=').map_or((what, None), |(what, which)| (what, Some(which)));
+    let (what, glued) = what
+        .split_once('=')
+        .map_or((what, None), |(what, which)| (what, Some(which)));
     let what = what.to_ascii_lowercase();
     let which = glued.or_else(|| words.get(1).copied());
     match what.as_str() {
         "hostnames" | "hostname" | "hostlist" | "hostlistsorted" => {
-            let kind = if what == "hostname" { "hostnames" } else { what.as_str() };
+            let kind = if what == "hostname" {
+                "hostnames"
+            } else {
+                what.as_str()
+            };
             output::text(hosts(kind, words.get(1).copied())?).map(|()| 0)
         }
         "job" | "jobs" | "jobid" => jobs(called, given, which).await,
         "node" | "nodes" | "nodename" => nodes(called, given, which).await,
         "partition" | "partitions" | "partitionname" => partitions(called, given, which).await,
-        "reservation" | "reservations" | "res" | "reservationname" => reservations(called, given, which).await,
+        "reservation" | "reservations" | "res" | "reservationname" => {
+            reservations(called, given, which).await
+        }
         "config" | "configuration" => config(called).await,
         "" => Err(USAGE.wrong("too few arguments: show what?")),
         other => Err(USAGE
@@ -54,7 +64,11 @@ pub async fn run(called: &Called, given: &Given, words: &[&str]) -> Result<u8> {
 }
 
 fn or_null(text: &str) -> String {
-    if text.is_empty() { NULL.to_owned() } else { text.to_owned() }
+    if text.is_empty() {
+        NULL.to_owned()
+    } else {
+        text.to_owned()
+    }
 }
 
 async fn jobs(called: &Called, given: &Given, which: Option<&str>) -> Result<u8> {
@@ -94,7 +108,9 @@ async fn jobs(called: &Called, given: &Given, which: Option<&str>) -> Result<u8>
         return output::text("No jobs in the system\n").map(|()| 0);
     }
     let details = if given.has("details") { details } else { Vec::new() };
-    let text = rows.iter().map(|row| record_of(row, &details).text(given.has("oneliner")));
+    let text = rows
+        .iter()
+        .map(|row| record_of(row, &details).text(given.has("oneliner")));
     output::text(text.collect::<String>()).map(|()| 0)
 }
 
@@ -208,7 +224,10 @@ fn record_of(job: &Row, details: &[v1::NodeAllocation]) -> Record {
             ("MinMemoryNode", words::memory(job.memory_per_node())),
             ("MinTmpDiskNode", "0".to_owned()),
         ],
-        vec![("Features", or_null(&constraints.features)), ("DelayBoot", "00:00:00".to_owned())],
+        vec![
+            ("Features", or_null(&constraints.features)),
+            ("DelayBoot", "00:00:00".to_owned()),
+        ],
         vec![
             ("OverSubscribe", "OK".to_owned()),
             ("Contiguous", u8::from(constraints.contiguous).to_string()),
@@ -245,7 +264,9 @@ async fn nodes(called: &Called, given: &Given, which: Option<&str>) -> Result<u8
         shown.extend(&world.nodes);
     }
     if given.has("json") {
-        let values = shown.iter().map(|node| json::node(node, &world.partitions_of(&node.name)));
+        let values = shown
+            .iter()
+            .map(|node| json::node(node, &world.partitions_of(&node.name)));
         return output::json(&json::node_list(values.collect())).map(|()| 0);
     }
     let text = shown
@@ -257,9 +278,17 @@ async fn nodes(called: &Called, given: &Given, which: Option<&str>) -> Result<u8
 fn node_record(node: &v1::Node, partitions: &[String]) -> Record {
     let inventory = node.inventory.clone().unwrap_or_default();
     let gpus = inventory.gpus.len();
-    let held: usize = node.gpu_holders.iter().filter(|gpu| !gpu.holders.is_empty()).count();
+    let held: usize = node
+        .gpu_holders
+        .iter()
+        .filter(|gpu| !gpu.holders.is_empty())
+        .count();
     let tres = |cpus: u32, memory: u64, gpus: usize| {
-        let gpus = if gpus > 0 { format!(",gres/gpu={gpus}") } else { String::new() };
+        let gpus = if gpus > 0 {
+            format!(",gres/gpu={gpus}")
+        } else {
+            String::new()
+        };
         format!("cpu={cpus},mem={}{gpus}", words::memory(memory))
     };
     let mut lines = vec![
@@ -307,7 +336,11 @@ fn node_record(node: &v1::Node, partitions: &[String]) -> Record {
         vec![("CfgTRES", tres(inventory.cpus, inventory.memory_bytes, gpus))],
         vec![(
             "AllocTRES",
-            if node.cpus_held > 0 { tres(node.cpus_held, node.memory_held, held) } else { String::new() },
+            if node.cpus_held > 0 {
+                tres(node.cpus_held, node.memory_held, held)
+            } else {
+                String::new()
+            },
         )],
     ];
     if !node.reason.is_empty() {
@@ -347,11 +380,29 @@ async fn partitions(called: &Called, given: &Given, which: Option<&str>) -> Resu
 
 fn partition_record(partition: &v1::Partition, world: &sinfo::World) -> Record {
     let members: Vec<&v1::Node> = world.members(partition);
-    let cpus: u32 = members.iter().filter_map(|node| node.inventory.as_ref()).map(|has| has.cpus).sum();
-    let time = |seconds: u64, none: &str| if seconds > 0 { words::long_clock(seconds) } else { none.to_owned() };
-    let accounts = if partition.accounts.is_empty() { "ALL".to_owned() } else { partition.accounts.join(",") };
+    let cpus: u32 = members
+        .iter()
+        .filter_map(|node| node.inventory.as_ref())
+        .map(|has| has.cpus)
+        .sum();
+    let time = |seconds: u64, none: &str| {
+        if seconds > 0 {
+            words::long_clock(seconds)
+        } else {
+            none.to_owned()
+        }
+    };
+    let accounts = if partition.accounts.is_empty() {
+        "ALL".to_owned()
+    } else {
+        partition.accounts.join(",")
+    };
     let yes = if partition.default { "YES" } else { "NO" };
-    let default_time = if partition.default_time_s > 0 { partition.default_time_s } else { world.default_time_s };
+    let default_time = if partition.default_time_s > 0 {
+        partition.default_time_s
+    } else {
+        world.default_time_s
+    };
     Record(vec![
         vec![("PartitionName", partition.name.clone())],
         vec![
@@ -362,7 +413,14 @@ fn partition_record(partition: &v1::Partition, world: &sinfo::World) -> Record {
         vec![
             ("AllocNodes", "ALL".to_owned()),
             ("Default", yes.to_owned()),
-            ("QoS", if partition.qos.is_empty() { "N/A".to_owned() } else { partition.qos.clone() }),
+            (
+                "QoS",
+                if partition.qos.is_empty() {
+                    "N/A".to_owned()
+                } else {
+                    partition.qos.clone()
+                },
+            ),
         ],
         vec![
             ("DefaultTime", time(default_time, "NONE")),
@@ -386,7 +444,10 @@ fn partition_record(partition: &v1::Partition, world: &sinfo::World) -> Record {
             ("ReqResv", "NO".to_owned()),
             ("OverSubscribe", "NO".to_owned()),
         ],
-        vec![("OverTimeLimit", "NONE".to_owned()), ("PreemptMode", "OFF".to_owned())],
+        vec![
+            ("OverTimeLimit", "NONE".to_owned()),
+            ("PreemptMode", "OFF".to_owned()),
+        ],
         vec![
             ("State", "UP".to_owned()),
             ("TotalCPUs", cpus.to_string()),
@@ -403,7 +464,9 @@ fn partition_record(partition: &v1::Partition, world: &sinfo::World) -> Record {
 
 async fn reservations(called: &Called, given: &Given, which: Option<&str>) -> Result<u8> {
     let mut client = called.context.client().await?;
-    let answer = client.list_reservations(v1::ListReservationsRequest::default()).await?;
+    let answer = client
+        .list_reservations(v1::ListReservationsRequest::default())
+        .await?;
     let mut all = answer.into_inner().reservations;
     all.retain(|one| which.is_none_or(|name| one.name == name));
     if all.is_empty() {
@@ -419,7 +482,10 @@ async fn reservations(called: &Called, given: &Given, which: Option<&str>) -> Re
                 ("StartTime", words::stamp(one.start_ms)),
                 ("EndTime", words::stamp(one.end_ms)),
             ],
-            vec![("Nodes", or_null(&one.nodes)), ("NodeCnt", one.node_count.to_string())],
+            vec![
+                ("Nodes", or_null(&one.nodes)),
+                ("NodeCnt", one.node_count.to_string()),
+            ],
             vec![
                 ("Users", or_null(&one.users.join(","))),
                 ("Accounts", or_null(&one.accounts.join(","))),
@@ -447,8 +513,14 @@ async fn config(called: &Called) -> Result<u8> {
         ("CARREL_VERSION", cluster.version),
     ];
     let now = words::stamp(crate::times::now_ms());
-    let lines = pairs.iter().map(|(name, value)| format!("{name:<23} = {value}\n"));
-    output::text(format!("Configuration data as of {now}\n{}", lines.collect::<String>())).map(|()| 0)
+    let lines = pairs
+        .iter()
+        .map(|(name, value)| format!("{name:<23} = {value}\n"));
+    output::text(format!(
+        "Configuration data as of {now}\n{}",
+        lines.collect::<String>()
+    ))
+    .map(|()| 0)
 }
 
 #[cfg(test)]
@@ -470,7 +542,10 @@ mod tests {
             assert!(text.contains(pair), "{pair}: {text}");
         }
         let text = record_of(&runs(), &[]).text(false);
-        assert!(text.starts_with("JobId=14 ArrayJobId=12 ArrayTaskId=3 "), "{text}");
+        assert!(
+            text.starts_with("JobId=14 ArrayJobId=12 ArrayTaskId=3 "),
+            "{text}"
+        );
         assert!(text.contains("\n   NodeList=n[1-2]\n   BatchHost=n1\n"), "{text}");
         assert!(text.ends_with("\n\n"));
     }

@@ -28,10 +28,14 @@ pub async fn run(called: &Called, words: &[&str]) -> Result<u8> {
             job_update(called, &ids.join(","), &pairs[1..]).await
         }
         "node" | "nodename" => node_update(called, which, &pairs[1..]).await,
-        "partition" | "partitionname" => Err(CliError::failed("partitions are not changed by this command here")
-            .hint("`carrel admin partition` changes them")),
-        "reservation" | "reservationname" => Err(CliError::failed("reservations are not changed by this command here")
-            .hint("`carrel admin reservation` changes them")),
+        "partition" | "partitionname" => Err(CliError::failed(
+            "partitions are not changed by this command here",
+        )
+        .hint("`carrel admin partition` changes them")),
+        "reservation" | "reservationname" => Err(CliError::failed(
+            "reservations are not changed by this command here",
+        )
+        .hint("`carrel admin reservation` changes them")),
         other => Err(USAGE.wrong(&format!("Invalid update specification: {other}"))),
     }
 }
@@ -48,7 +52,9 @@ fn pairs(words: &[&str]) -> Result<Vec<(String, String)>> {
             })),
             // "update job 12 …"
             None if pairs.is_empty() => {
-                let value = words.next().ok_or_else(|| USAGE.wrong(&format!("{word}: which?")))?;
+                let value = words
+                    .next()
+                    .ok_or_else(|| USAGE.wrong(&format!("{word}: which?")))?;
                 pairs.push((word.to_ascii_lowercase(), (*value).to_owned()));
             }
             None => return Err(USAGE.wrong(&format!("Invalid update specification: {word}"))),
@@ -68,15 +74,13 @@ async fn job_update(called: &Called, which: &str, pairs: &[(String, String)]) ->
         let v1::GetJobRequest { id, tasks } = request(&name);
         let limit = match pairs.iter().find(|(key, _)| key == "timelimit") {
             // More or less than it has.
-            Some((_, value)) if value.starts_with(['+', '-']) => {
-                match job::get(&mut client, &name).await {
-                    Ok(row) => Some(row.limit_s),
-                    Err(status) => {
-                        failures.push((name.to_string(), status));
-                        continue;
-                    }
+            Some((_, value)) if value.starts_with(['+', '-']) => match job::get(&mut client, &name).await {
+                Ok(row) => Some(row.limit_s),
+                Err(status) => {
+                    failures.push((name.to_string(), status));
+                    continue;
                 }
-            }
+            },
             _ => None,
         };
         let update = v1::UpdateJobRequest {
@@ -123,7 +127,9 @@ fn update(pairs: &[(String, String)], limit: Option<u64>) -> Result<v1::UpdateJo
                 };
                 update.conditions = Some(conditions);
             }
-            "arraytaskthrottle" => update.array_throttle = Some(value.parse().map_err(|_| wrong("a number of tasks"))?),
+            "arraytaskthrottle" => {
+                update.array_throttle = Some(value.parse().map_err(|_| wrong("a number of tasks"))?)
+            }
             // Slurm's way to say so.
             "priority" if value == "0" => update.hold = Some(true),
             "hold" => update.hold = Some(matches!(value.to_ascii_lowercase().as_str(), "1" | "yes")),
@@ -143,17 +149,31 @@ fn update(pairs: &[(String, String)], limit: Option<u64>) -> Result<v1::UpdateJo
 async fn node_update(called: &Called, which: &str, pairs: &[(String, String)]) -> Result<u8> {
     let names = carrel_core::model::host_list::expanded(which);
     let names = names.map_err(|error| CliError::usage(format!("Invalid hostlist: {error}")))?;
-    let value = |wanted: &str| pairs.iter().find(|(key, _)| key == wanted).map(|(_, value)| value.as_str());
-    if let Some((key, _)) = pairs.iter().find(|(key, _)| !matches!(key.as_str(), "state" | "reason")) {
-        return Err(CliError::usage(format!("{key} of a node cannot be changed by this command here"))
-            .hint("`carrel node` changes features, and more"));
+    let value = |wanted: &str| {
+        pairs
+            .iter()
+            .find(|(key, _)| key == wanted)
+            .map(|(_, value)| value.as_str())
+    };
+    if let Some((key, _)) = pairs
+        .iter()
+        .find(|(key, _)| !matches!(key.as_str(), "state" | "reason"))
+    {
+        return Err(
+            CliError::usage(format!("{key} of a node cannot be changed by this command here"))
+                .hint("`carrel node` changes features, and more"),
+        );
     }
     let state = value("state").unwrap_or_default().to_ascii_uppercase();
     let action = match state.as_str() {
         "DRAIN" | "DOWN" | "FAIL" => v1::NodeAction::Drain,
         "RESUME" | "UNDRAIN" | "IDLE" => v1::NodeAction::Resume,
         "" => return Err(USAGE.wrong("update of a node says State=DRAIN or State=RESUME")),
-        other => return Err(USAGE.wrong(&format!("Invalid state: {other}")).hint("DRAIN and RESUME are there")),
+        other => {
+            return Err(USAGE
+                .wrong(&format!("Invalid state: {other}"))
+                .hint("DRAIN and RESUME are there"));
+        }
     };
     let reason = value("reason").unwrap_or_default().trim_matches('"').to_owned();
     if action == v1::NodeAction::Drain && reason.is_empty() {
@@ -184,15 +204,31 @@ mod tests {
 
     #[test]
     fn changes_are_pairs() {
-        let change = read("JobId=12 Nice=5 TimeLimit=1:00:00 ArrayTaskThrottle=3 Dependency=afterok:4", None);
+        let change = read(
+            "JobId=12 Nice=5 TimeLimit=1:00:00 ArrayTaskThrottle=3 Dependency=afterok:4",
+            None,
+        );
         let change = change.expect("read");
-        assert_eq!((change.nice, change.time_limit_s, change.array_throttle), (Some(5), Some(3_600), Some(3)));
+        assert_eq!(
+            (change.nice, change.time_limit_s, change.array_throttle),
+            (Some(5), Some(3_600), Some(3))
+        );
         assert_eq!(change.conditions.map(|all| all.dependencies.len()), Some(1));
         let more = read("job 12 TimeLimit+=30", Some(600)).expect("read");
         assert_eq!(more.time_limit_s, Some(2_400));
-        assert_eq!(read("JobId=12 TimeLimit=-5", Some(600)).expect("read").time_limit_s, Some(300));
+        assert_eq!(
+            read("JobId=12 TimeLimit=-5", Some(600))
+                .expect("read")
+                .time_limit_s,
+            Some(300)
+        );
         assert_eq!(read("JobId=12 Priority=0", None).expect("read").hold, Some(true));
-        for line in ["JobId=12 Nice=x", "JobId=12 NumNodes=4", "JobId=12 nonsense", "JobId"] {
+        for line in [
+            "JobId=12 Nice=x",
+            "JobId=12 NumNodes=4",
+            "JobId=12 nonsense",
+            "JobId",
+        ] {
             assert!(read(line, None).is_err(), "{line}");
         }
     }

@@ -204,7 +204,12 @@ impl Broker {
 
     /// The batch jobs that a caller names, if they are theirs to change: of an array those that its tasks are, or wait
     /// in.
-    pub(super) fn batch_jobs(&self, caller: &Caller, call: Call, name: &JobRef) -> Result<Vec<Arc<Job>>, Reject> {
+    pub(super) fn batch_jobs(
+        &self,
+        caller: &Caller,
+        call: Call,
+        name: &JobRef,
+    ) -> Result<Vec<Arc<Job>>, Reject> {
         caller.must(call)?;
         let named = self.state.named(name).map_err(|reject| match caller.job() {
             Some(_) => out_of_reach(),

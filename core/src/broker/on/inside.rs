@@ -20,7 +20,10 @@ impl State {
         let job = self.jobs.get(&own.job).filter(|job| job.key() == Some(own));
         let job = job.ok_or_else(|| Reject::new(RejectKind::Denied, "the job that submits this is over"))?;
         let (image, container) = self.inside_of(job).ok_or_else(|| {
-            Reject::new(RejectKind::Denied, "the session that submits this is not known any more")
+            Reject::new(
+                RejectKind::Denied,
+                "the session that submits this is not known any more",
+            )
         })?;
         if request.spec.image.is_empty() {
             image.clone_into(&mut request.spec.image);
@@ -64,7 +67,11 @@ impl State {
     }
 }
 
-fn must_be_own<T: PartialEq + std::fmt::Display>(what: &str, asked: Option<&T>, own: &T) -> Result<(), Reject> {
+fn must_be_own<T: PartialEq + std::fmt::Display>(
+    what: &str,
+    asked: Option<&T>,
+    own: &T,
+) -> Result<(), Reject> {
     match asked {
         Some(other) if other != own => Err(no_wider(&format!("another {what} than its own, {own}"))),
         Some(_) | None => Ok(()),

@@ -94,15 +94,23 @@ impl Broker {
 impl Broker {
     /// So many tasks of an array run at once from now on; none that runs is ended for it.
     fn throttle(&mut self, name: &JobRef, jobs: &[Arc<Job>], most: u32) -> Result<(), Reject> {
-        let array = jobs.first().and_then(|job| job.array.as_ref()).map(|part| part.array);
+        let array = jobs
+            .first()
+            .and_then(|job| job.array.as_ref())
+            .map(|part| part.array);
         let Some(array) = array else {
-            return Err(
-                Reject::new(RejectKind::WrongState, format!("job {name} is no array: it has no throttle"))
-                    .hint("one is submitted with --array=0-99%5"),
-            );
+            return Err(Reject::new(
+                RejectKind::WrongState,
+                format!("job {name} is no array: it has no throttle"),
+            )
+            .hint("one is submitted with --array=0-99%5"));
         };
         let most = (most > 0).then_some(most);
-        let all = self.state.arrays.get(&array).map(|array| array.record.tasks.clone());
+        let all = self
+            .state
+            .arrays
+            .get(&array)
+            .map(|array| array.record.tasks.clone());
         let jobs = self.state.jobs_of_tasks(array, &all.unwrap_or_default());
         // What is over says what held then.
         for job in jobs.iter().filter(|job| !job.state().is_final()) {

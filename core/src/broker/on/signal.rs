@@ -9,7 +9,12 @@ use crate::model::job::{Job, JobState, Sent, Signalled};
 
 impl Broker {
     /// By its owner or an operator. Of an array what runs of it is meant.
-    pub(super) fn on_signal_job(&mut self, caller: &Caller, name: &JobRef, sent: Sent) -> Result<Reply, Reject> {
+    pub(super) fn on_signal_job(
+        &mut self,
+        caller: &Caller,
+        name: &JobRef,
+        sent: Sent,
+    ) -> Result<Reply, Reject> {
         let jobs = self.batch_jobs(caller, Call::SignalJob, name)?;
         if !sent.is_valid() {
             return Err(Reject::new(

@@ -241,7 +241,10 @@ fn a_throttle_can_be_changed() {
     assert_eq!(running(&world), 4);
     let plain = world.submitted(request(None, 1));
     let refused = throttle(&mut world, "alice", &plain.to_string(), 3).expect_err("it is none");
-    assert_eq!(refused.message, format!("job {plain} is no array: it has no throttle"));
+    assert_eq!(
+        refused.message,
+        format!("job {plain} is no array: it has no throttle")
+    );
 }
 
 #[test]

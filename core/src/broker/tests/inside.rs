@@ -270,7 +270,10 @@ fn a_job_submits_what_is_no_wider_than_itself() {
     let asks = inside(&world, parent);
     let child = submit(&mut world, asks.clone(), plain()).expect("no wider");
     let batch = world.job(child).batch.clone().expect("a batch job");
-    assert_eq!((batch.image.as_str(), batch.submitted_by), ("local/own", Some(parent)));
+    assert_eq!(
+        (batch.image.as_str(), batch.submitted_by),
+        ("local/own", Some(parent))
+    );
 
     let mount = Mount {
         source: "/data".into(),
@@ -303,14 +306,20 @@ fn a_job_submits_what_is_no_wider_than_itself() {
     // It reaches itself and its child, and not another job of the same user.
     let all = [parent, child, other];
     let state = world.broker.state();
-    assert_eq!(all.map(|id| state.within_reach(&asks, world.job(id))), [true, true, false]);
+    assert_eq!(
+        all.map(|id| state.within_reach(&asks, world.job(id))),
+        [true, true, false]
+    );
     for input in [
         Input::CancelJob(asks.clone(), other.into()),
         Input::RequeueJob(asks.clone(), other.into()),
         Input::UpdateJob(asks.clone(), other.into(), JobUpdate::default()),
         Input::CancelJob(asks.clone(), JobId(99).into()),
     ] {
-        assert_eq!(world.handle(input).expect_err("out of reach").kind, RejectKind::Denied);
+        assert_eq!(
+            world.handle(input).expect_err("out of reach").kind,
+            RejectKind::Denied
+        );
     }
     world.must(Input::CancelJob(asks.clone(), child.into()));
     world.must(Input::RequeueJob(asks.clone(), parent.into()));
@@ -319,7 +328,11 @@ fn a_job_submits_what_is_no_wider_than_itself() {
     let gone = world.seen(parent, "n1", ObservedPhase::Released);
     let beside = world.seen(other, "n1", ObservedPhase::Ready);
     world.report("n1", vec![gone, beside]);
-    assert!(world.handle(Input::CancelJob(asks.clone(), parent.into())).is_err());
+    assert!(
+        world
+            .handle(Input::CancelJob(asks.clone(), parent.into()))
+            .is_err()
+    );
     assert!(submit(&mut world, asks, plain()).is_err());
 }
 
