@@ -10,6 +10,7 @@ use crate::context::request;
 use crate::output::visible;
 use crate::progress::Progress;
 use crate::units;
+use crate::view::rank_network;
 
 /// The line is for people; nothing waits for it longer.
 const PATIENCE: Duration = Duration::from_millis(300);
@@ -47,10 +48,25 @@ pub fn describe(job: &v1::Job, worst_links: &[String]) -> String {
             classes.push(link);
         }
     }
+    let network = gang_network(job);
+    if !network.is_empty() {
+        classes.push(&network);
+    }
     if !classes.is_empty() {
         text += &visible(&format!(" ({})", classes.join(", ")));
     }
     text
+}
+
+/// "gang network: routed"; empty: it has one node, or none yet.
+fn gang_network(job: &v1::Job) -> String {
+    match job.nodes.as_slice() {
+        [] | [_] => String::new(),
+        [first, ..] => {
+            let network = rank_network(first.network.as_ref()).unwrap_or("none");
+            format!("gang network: {network}")
+        }
+    }
 }
 
 /// "h100-01 GPUs 0-3, h100-02 GPUs 0-3"; CPUs and memory where there are no GPUs.

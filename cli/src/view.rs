@@ -24,7 +24,7 @@ pub use self::queue::{Account, MemberOf, Partition, Priority, Qos, QueuedJob, Us
 pub use self::reservation::{Reservation, recurrence};
 pub use self::session::{Session, Share, Terminal, terminal_state};
 pub use self::user::{AuditRecord, Token, User};
-pub use self::words::{job_state, role, session_state, share_mode, token_scope};
+pub use self::words::{job_state, rank_network, role, session_state, share_mode, token_scope};
 
 /// How much of what was held while that was measured was used, per cent; none: nothing was held.
 pub fn used_percent(measured: carrel_proto::v1::MeasuredUse) -> Option<f64> {

@@ -4,6 +4,7 @@ mod gpus;
 
 use std::collections::BTreeSet;
 use std::io::Read;
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use serde::Deserialize;
 
 use crate::gpu::{GpuPolicy, HostSizes, NvmlSource};
 use crate::image::ImageOptions;
-use crate::runtime::{NetworkMode, RuntimeOptions, UserRanges};
+use crate::runtime::{GangMode, NetworkMode, RuntimeOptions, UserRanges};
 use crate::units::{Size, Span};
 use gpus::{MigSection, SharingSection};
 
@@ -84,6 +85,8 @@ struct File {
     cli_binary: Option<PathBuf>,
     network: NetworkMode,
     subnet: Option<String>,
+    gang_network: GangMode,
+    address: Option<Ipv4Addr>,
     cgroup_parent: Option<String>,
     insecure_registries: Vec<String>,
     registry_auth: Option<PathBuf>,
@@ -142,6 +145,8 @@ impl Config {
         }
         runtime.network = file.network;
         runtime.subnet = file.subnet.filter(|subnet| !subnet.is_empty());
+        runtime.gang_network = file.gang_network;
+        runtime.address = file.address;
         runtime.cgroup_parent = file.cgroup_parent.filter(|parent| !parent.is_empty());
         runtime.pids_limit = file.pids_limit.unwrap_or(runtime.pids_limit);
         runtime.allow_metadata = file.allow_metadata;

@@ -67,6 +67,7 @@ pub async fn look(through: &Through) -> Result<Host> {
     let looking = tokio::task::spawn_blocking(move || gpu::discover(&source));
     let looked = tokio::time::timeout(TIMEOUT, looking).await;
     let mut inventory = looked.context("NVML does not answer: see dmesg on the node")??;
+    inventory.reach = runtime.reach().clone();
     inventory.no_root = runtime.no_root().unwrap_or_default().to_owned();
     for gpu in &mut inventory.gpus {
         if gpu.drained.is_some() {

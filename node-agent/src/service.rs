@@ -564,6 +564,7 @@ fn found(container: Container) -> Found {
             started: record.started,
             image: record.image,
             binding: record.binding,
+            network: record.network,
         },
         state: match state {
             ContainerState::Unstarted => FoundState::Unstarted,

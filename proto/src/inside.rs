@@ -21,6 +21,11 @@ pub const STREAMS_NAME: &str = "streams.sock";
 pub const DEADLINE_NAME: &str = "deadline.json";
 /// The same, as programs in the container find it: the value of `CARREL_DEADLINE_FILE` in every channel.
 pub const DEADLINE: &str = "/.carrel/api/deadline.json";
+/// The file of the job's nodes, beside the socket: one a line, with the processes that it has room for, as MPI's launchers
+/// read it.
+pub const HOSTFILE_NAME: &str = "hostfile";
+/// The same, as programs in the container find it: the value of `CARREL_HOSTFILE` in every channel.
+pub const HOSTFILE: &str = "/.carrel/api/hostfile";
 /// Metadata key of the allocation that a call comes from, a [`JobKey`](carrel_core::model::ids::JobKey) as text:
 /// set by agents alone.
 pub const HEADER: &str = "carrel-job";
@@ -59,5 +64,6 @@ mod tests {
     fn the_socket_lies_in_its_directory() {
         assert_eq!(SOCKET, format!("{DIR}/{SOCKET_NAME}"));
         assert_eq!(DEADLINE, format!("{DIR}/{DEADLINE_NAME}"));
+        assert_eq!(HOSTFILE, format!("{DIR}/{HOSTFILE_NAME}"));
     }
 }

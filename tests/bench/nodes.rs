@@ -227,5 +227,6 @@ fn observed(
         image: String::new(),
         containment: Containment::default(),
         binding: Binding::default(),
+        network: placed.ranks[rank].network,
     })
 }

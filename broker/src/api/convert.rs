@@ -20,6 +20,7 @@ use carrel_core::model::time::Timestamp;
 use carrel_core::model::topology::Link;
 use carrel_core::model::user::{ApiToken, Role, User};
 use carrel_core::placement::Seat;
+use carrel_proto::convert::rank_network;
 use carrel_proto::v1;
 
 use crate::store::AuditRow;
@@ -259,6 +260,7 @@ fn allocation(state: &State, job: &Job, placed: &Placed) -> Vec<v1::NodeAllocati
             oom_kills: status.containment.oom_kills,
             cpuset: status.binding.cpus.to_string(),
             mems: status.binding.mems.to_string(),
+            network: rank_network(status.network),
             progress: if configuring {
                 rank_detail(state, job, rank).unwrap_or_default()
             } else {

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow};
 use carrel_core::model::fabric::Fabric;
+use carrel_core::model::gang_network::Subnet;
 use carrel_core::model::policy::Policy;
 use serde::Deserialize;
 
@@ -30,6 +31,7 @@ pub struct ConfigFile {
     pub(super) grace: Option<Span>,
     pub(super) warn_before: Option<Vec<Span>>,
     pub(super) idle: Option<IdleConfig>,
+    pub(super) gang_subnet: Option<Subnet>,
     pub(super) cpus_per_gpu: Option<u32>,
     pub(super) memory_per_gpu: Option<Size>,
     pub(super) cpus_reserved_per_gpu: Option<u32>,

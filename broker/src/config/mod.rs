@@ -13,6 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use carrel_core::broker::Settings;
 use carrel_core::model::fabric::Fabric;
+use carrel_core::model::gang_network::Subnet;
 use carrel_core::model::ids::UserName;
 use carrel_core::model::policy::Policy;
 use carrel_core::placement::Reserve;
@@ -126,6 +127,8 @@ pub struct Config {
     pub grace: Span,
     /// So long before a deadline terminals are warned.
     pub warn_before: Vec<Span>,
+    /// Where the addresses are from by which the containers of a gang reach each other.
+    pub gang_subnet: Subnet,
     /// Hardware threads a GPU by default.
     pub cpus_per_gpu: u32,
     /// Memory a GPU by default.
@@ -256,6 +259,7 @@ impl Config {
             idle: file.idle.unwrap_or_default(),
             queue: file.queue.unwrap_or_default(),
             policy: file.policy.unwrap_or_default(),
+            gang_subnet: file.gang_subnet.unwrap_or(defaults.gang_subnet),
             oidc: file.oidc.map(OidcFile::resolve).transpose()?,
             fabric: file.fabric,
         };
@@ -354,6 +358,7 @@ impl Config {
             cpus: self.cpus,
             memory: self.memory.0,
             policy: self.policy.clone(),
+            gang_subnet: self.gang_subnet,
             audit_retention: self.audit_retention.0,
             jobs_in_memory: self.jobs_in_memory.0,
             idle: self.idle.settings(),

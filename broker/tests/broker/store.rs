@@ -15,6 +15,7 @@ use carrel_core::model::array::{ArrayPart, ArrayRecord, Shape};
 use carrel_core::model::audit::{Action, AuditRecord, Origin};
 use carrel_core::model::batch::{Batch, Output, Place};
 use carrel_core::model::cpus::Binding;
+use carrel_core::model::gang_network::RankNetwork;
 use carrel_core::model::gpu::Inventory;
 use carrel_core::model::ids::{ClusterId, Generation, Incarnation, JobId, SessionId};
 use carrel_core::model::indices::IndexSet;
@@ -193,6 +194,7 @@ fn entities() -> Vec<Change> {
                 mems: "1".parse().unwrap(),
             },
             metered,
+            network: RankNetwork::Routed([10, 214, 0, 7].into()),
         }],
         ending: None,
         leaving: Some(Leaving {

@@ -97,6 +97,10 @@ pub struct NodeAllocation {
     mems: Option<String>,
     switch_path: Option<String>,
     block: Option<String>,
+    /// What its container has of its gang's network: "routed", "host"; null: nothing.
+    network: Option<&'static str>,
+    /// Its address there; null: it has none of its own.
+    address: Option<String>,
 }
 
 /// A fence that held when it was tried.
@@ -200,6 +204,11 @@ impl From<v1::Job> for Job {
 
 impl From<v1::NodeAllocation> for NodeAllocation {
     fn from(held: v1::NodeAllocation) -> Self {
+        let network = super::words::rank_network(held.network.as_ref());
+        let address = match held.network.and_then(|network| network.kind) {
+            Some(v1::rank_network::Kind::Address(address)) => Some(address),
+            Some(v1::rank_network::Kind::Host(_)) | None => None,
+        };
         let gpus = held.gpus.into_iter().map(|g| Gpu {
             uuid: g.uuid,
             index: g.index,
@@ -220,6 +229,8 @@ impl From<v1::NodeAllocation> for NodeAllocation {
             mems: some(held.mems),
             switch_path: some(held.switch_path),
             block: some(held.block),
+            network,
+            address,
         }
     }
 }
@@ -313,6 +324,9 @@ mod tests {
                     micros: 900,
                 }),
                 cpuset: "0-3,48-51".into(),
+                network: Some(v1::RankNetwork {
+                    kind: Some(v1::rank_network::Kind::Address("10.214.0.7".into())),
+                }),
                 ..Default::default()
             }],
             ..Default::default()
@@ -324,7 +338,8 @@ mod tests {
             "nodes": [{"node": "h100-01", "gpus": [{"uuid": "GPU-1", "index": 3, "model": "NVIDIA H100", "slice": null, "isolation": ""}],
                        "cpus": 8, "memory_bytes": 1_073_741_824, "fence": {"checks": 40, "micros": 900}, "oom_kills": 0,
                        "cpuset": "0-3,48-51", "mems": null,
-                       "switch_path": null, "block": null}],
+                       "switch_path": null, "block": null,
+                       "network": "routed", "address": "10.214.0.7"}],
             "exit_code": null,
         });
         for (name, value) in expected.as_object().unwrap() {

@@ -36,6 +36,16 @@ pub fn session_state(state: v1::SessionState) -> &'static str {
     }
 }
 
+/// What a container has of its gang's network; none: nothing.
+pub fn rank_network(network: Option<&v1::RankNetwork>) -> Option<&'static str> {
+    use v1::rank_network::Kind;
+    match network?.kind.as_ref()? {
+        Kind::Address(_) => Some("routed"),
+        Kind::Host(true) => Some("host"),
+        Kind::Host(false) => None,
+    }
+}
+
 /// A role.
 pub fn role(role: v1::Role) -> &'static str {
     match role {

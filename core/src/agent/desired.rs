@@ -178,6 +178,7 @@ impl Agent {
             started: now.wall,
             image: job.image.clone(),
             binding: Binding::default(),
+            network: job.network(),
         };
         let mut entry = Entry::new(holding, Phase::Waiting);
         entry.job = Some(job.clone());

@@ -35,6 +35,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::activity::Thresholds;
 use crate::model::cpus::{Binding, HostCpus};
+use crate::model::gang_network::RankNetwork;
 use crate::model::gpu::Inventory;
 use crate::model::gpu_unit::GpuUnit;
 use crate::model::ids::{
@@ -126,6 +127,9 @@ pub struct Holding {
     /// CPUs and memory nodes that its container is bound to.
     #[serde(default)]
     pub binding: Binding,
+    /// What its container has of the gang's network.
+    #[serde(default)]
+    pub network: RankNetwork,
 }
 
 /// A container that is there.

@@ -3,6 +3,7 @@
 use super::entry::{Entry, Phase};
 use super::{Agent, MAX_SENT, Now};
 use crate::model::cpus::Binding;
+use crate::model::gang_network::RankNetwork;
 use crate::model::gpu::{GpuInfo, Inventory, MigInstance};
 use crate::model::gpu_unit::Slice;
 use crate::model::ids::JobKey;
@@ -130,5 +131,6 @@ fn observed_job(key: JobKey, entry: &Entry) -> ObservedJob {
             Binding::default()
         },
         containment: entry.containment,
+        network: if holds { holding.network } else { RankNetwork::Own },
     }
 }

@@ -1,6 +1,7 @@
 //! The invariants of a state, checked by simulations and tests after every step.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::Ipv4Addr;
 
 use thiserror::Error;
 
@@ -68,6 +69,16 @@ pub enum Violation {
         /// What is wrong with it.
         what: &'static str,
     },
+    /// Two containers of the cluster have one address.
+    #[error("job {first} and job {second} both have {address} for a container of theirs")]
+    AddressTwice {
+        /// The address.
+        address: Ipv4Addr,
+        /// One of them.
+        first: JobId,
+        /// The other.
+        second: JobId,
+    },
     /// An index differs from what it is derived from.
     #[error("the index of {0} is wrong")]
     Index(&'static str),
@@ -78,6 +89,7 @@ pub fn check(state: &State) -> Vec<Violation> {
     let mut found = Vec::new();
     let mut gpus: BTreeMap<NodeName, Vec<(GpuUnit, &Job)>> = BTreeMap::new();
     let mut sizes: BTreeMap<NodeName, (u64, u64)> = BTreeMap::new();
+    let mut addresses: BTreeMap<Ipv4Addr, JobId> = BTreeMap::new();
     let mut pending = BTreeSet::new();
     let mut deadlines = BTreeSet::new();
     let mut ended = BTreeSet::new();
@@ -96,6 +108,15 @@ pub fn check(state: &State) -> Vec<Violation> {
                 held,
                 asked: job.request.all_nodes(),
             });
+        }
+        for address in placed.ranks.iter().filter_map(|rank| rank.network.address()) {
+            if let Some(first) = addresses.insert(address, job.id) {
+                found.push(Violation::AddressTwice {
+                    address,
+                    first,
+                    second: job.id,
+                });
+            }
         }
         if let Some(session) = job.session {
             *holding.entry(session).or_default() += 1;

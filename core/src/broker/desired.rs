@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
+use super::environment;
 use super::state::State;
 use crate::model::batch::{
-    Batch, BatchRun, DEFAULT_ARRAY_OUTPUT, DEFAULT_OUTPUT, Output, OutputOf, Place, file_name,
+    Batch, BatchRun, DEFAULT_ARRAY_OUTPUT, DEFAULT_OUTPUT, Output, OutputOf, file_name,
 };
+use crate::model::gang_network::Reach;
 use crate::model::ids::{JobKey, NodeName};
 use crate::model::job::{Job, JobKind, Placed};
 use crate::model::node::{Desired, DesiredJob, Peer, Tombstone};
@@ -112,8 +114,9 @@ fn desired_job(state: &State, job: &Job, placed: &Placed, rank: usize) -> Desire
         cpus: part.cpus,
         memory_bytes: part.memory_bytes,
         rank: rank as u32,
-        peers: peers(job, placed),
-        env: environment(state, job, placed, rank),
+        peers: peers(state, job, placed),
+        gang_subnet: state.settings.gang_subnet,
+        env: environment::of(state, job, placed, rank),
         deadline: placed.deadline,
         go: placed.ranks.iter().all(|rank| rank.ready),
         host_key: placed.ranks[rank].host_key.clone(),
@@ -173,13 +176,19 @@ pub fn output_files(batch: &Batch, of: OutputOf<'_>) -> (String, String) {
     (stdout, stderr)
 }
 
-fn peers(job: &Job, placed: &Placed) -> Vec<Peer> {
+fn peers(state: &State, job: &Job, placed: &Placed) -> Vec<Peer> {
     let nodes = placed.allocation.nodes.iter().enumerate();
     nodes
         .map(|(rank, part)| Peer {
             rank: rank as u32,
             node: part.node.clone(),
             host_name: host_name(job, placed, rank),
+            network: placed.ranks[rank].network,
+            reach: match state.nodes.get(&part.node) {
+                Some(record) if placed.ranks.len() > 1 => record.inventory.reach.clone(),
+                Some(_) | None => Reach::default(),
+            },
+            slots: environment::slots(job, part),
         })
         .collect()
 }
@@ -195,94 +204,4 @@ fn host_name(job: &Job, placed: &Placed, rank: usize) -> String {
     } else {
         format!("{name}-{rank}")
     }
-}
-
-/// The allocation's variables, named as Slurm names them (`man salloc`, OUTPUT
-/// ENVIRONMENT VARIABLES, and `man srun`), and the user's own.
-/// GPU visibility and the hosts' GPU indices are added by the node.
-fn environment(state: &State, job: &Job, placed: &Placed, rank: usize) -> Vec<(String, String)> {
-    let part = &placed.allocation.nodes[rank];
-    let nodes = placed.allocation.nodes.len();
-    let list: Vec<&str> = placed
-        .allocation
-        .nodes
-        .iter()
-        .map(|part| part.node.as_str())
-        .collect();
-    let uid = state.users.get(&job.owner).map_or(0, |user| user.uid);
-    let repeated = |value: u32| {
-        if nodes > 1 {
-            format!("{value}(x{nodes})")
-        } else {
-            value.to_string()
-        }
-    };
-    let mut env: Vec<(String, String)> = Vec::with_capacity(32);
-    if let Some(session) = job.session.and_then(|id| state.sessions.get(&id)) {
-        env.extend(
-            session
-                .spec
-                .env
-                .iter()
-                .map(|(name, value)| (name.clone(), value.clone())),
-        );
-        env.push(("CARREL_SESSION".into(), session.name.to_string()));
-    }
-    if let Some(batch) = &job.batch {
-        env.extend(
-            batch
-                .env
-                .iter()
-                .map(|(name, value)| (name.clone(), value.clone())),
-        );
-    }
-    let mut put = |name: &str, value: String| env.push((name.to_owned(), value));
-    put("CARREL_JOB_ID", job.id.to_string());
-    put("CARREL_CLUSTER", state.settings.cluster_name.clone());
-    put("CARREL_NODE", part.node.to_string());
-    put("CARREL_NODES", list.join(","));
-    put("CARREL_RANK", rank.to_string());
-    put("SLURM_JOB_ID", job.id.to_string());
-    put("SLURM_JOBID", job.id.to_string());
-    put("SLURM_JOB_NAME", job.name.clone());
-    put("SLURM_JOB_USER", job.owner.to_string());
-    put("SLURM_JOB_UID", uid.to_string());
-    put("SLURM_JOB_NODELIST", list.join(","));
-    put("SLURM_NODELIST", list.join(","));
-    put("SLURM_JOB_NUM_NODES", nodes.to_string());
-    put("SLURM_NNODES", nodes.to_string());
-    put("SLURM_NODEID", rank.to_string());
-    put("SLURMD_NODENAME", part.node.to_string());
-    put("SLURM_CLUSTER_NAME", state.settings.cluster_name.clone());
-    put("SLURM_CPUS_ON_NODE", part.cpus.to_string());
-    put("SLURM_JOB_CPUS_PER_NODE", repeated(part.cpus));
-    put("SLURM_MEM_PER_NODE", (part.memory_bytes >> 20).to_string());
-    put("SLURM_RESTART_COUNT", job.past_runs.len().to_string());
-    put("SLURM_JOB_START_TIME", (placed.started.0 / 1000).to_string());
-    put("SLURM_JOB_END_TIME", (placed.deadline.0 / 1000).to_string());
-    put("SLURM_JOB_PARTITION", job.terms.partition.to_string());
-    put("SLURM_JOB_ACCOUNT", job.terms.account.to_string());
-    put("SLURM_JOB_QOS", job.terms.qos.to_string());
-    if let Some(batch) = &job.batch {
-        let Place { host, directory } = &batch.submitted_from;
-        put("SLURM_SUBMIT_HOST", host.clone());
-        put("SLURM_SUBMIT_DIR", directory.clone());
-        put("ENVIRONMENT", "BATCH".to_owned());
-        put("SLURM_PROCID", "0".to_owned());
-        put("SLURM_LOCALID", "0".to_owned());
-    }
-    if let (Some(of), Some((array, task))) = (&job.array, job.task()) {
-        put("SLURM_ARRAY_JOB_ID", array.to_string());
-        put("SLURM_ARRAY_TASK_ID", task.to_string());
-        put("SLURM_ARRAY_TASK_COUNT", of.shape.count.to_string());
-        put("SLURM_ARRAY_TASK_MIN", of.shape.min.to_string());
-        put("SLURM_ARRAY_TASK_MAX", of.shape.max.to_string());
-        put("SLURM_ARRAY_TASK_STEP", of.shape.step.to_string());
-    }
-    if !part.gpus.is_empty() {
-        put("SLURM_GPUS_ON_NODE", part.gpus.len().to_string());
-        put("SLURM_GPUS_PER_NODE", part.gpus.len().to_string());
-        put("SLURM_GPUS", job.request.gpus().to_string());
-    }
-    env
 }

@@ -9,6 +9,7 @@ use imbl::OrdMap;
 
 use super::audit::{job_subject, units};
 use super::backfill::Promise;
+use super::gang;
 use super::headroom::Headroom;
 use super::preempt::Yielding;
 use super::reserved::Books;
@@ -387,9 +388,14 @@ impl Broker {
         self.state.next_generation = self.state.next_generation.next();
         let nodes: Vec<NodeName> = allocation.nodes.iter().map(|part| part.node.clone()).collect();
         let charges = self.state.charges(&job.terms.qos, &allocation);
+        let networks = gang::networks(&self.state, job, &allocation, self.state.next_generation);
+        let rank = |network| RankStatus {
+            network,
+            ..RankStatus::default()
+        };
         let placed = Placed {
             generation: self.state.next_generation,
-            ranks: vec![RankStatus::default(); nodes.len()],
+            ranks: networks.into_iter().map(rank).collect(),
             billing_milli: charges.iter().map(|charge| charge.billing_milli).sum(),
             charges,
             allocation,

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::model::activity::Thresholds;
 use crate::model::fabric::Fabric;
+use crate::model::gang_network::Subnet;
 use crate::model::policy::Policy;
 use crate::model::resources::model_matches;
 use crate::placement::Reserve;
@@ -58,6 +59,8 @@ pub struct Settings {
     pub queue: QueueSettings,
     /// Switches and blocks over the nodes.
     pub fabric: Arc<Fabric>,
+    /// Where the addresses are from by which the containers of a gang reach each other.
+    pub gang_subnet: Subnet,
 }
 
 impl Default for Settings {
@@ -84,6 +87,7 @@ impl Default for Settings {
             jobs_in_memory: Duration::from_hours(1),
             queue: QueueSettings::default(),
             fabric: Arc::default(),
+            gang_subnet: Subnet::GANGS,
         }
     }
 }

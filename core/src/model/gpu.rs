@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
+use super::gang_network::Reach;
 use super::gpu_unit::Sharing;
 use super::ids::GpuUuid;
 use super::topology::{Link, LinkMatrix};
@@ -128,4 +129,7 @@ pub struct Inventory {
     /// clique id. Empty: none.
     #[serde(default)]
     pub nvlink_domain: String,
+    /// How the members of a gang can reach each other there.
+    #[serde(default)]
+    pub reach: Reach,
 }

@@ -9,6 +9,7 @@ use super::activity::{Metered, Used};
 use super::array::ArrayPart;
 use super::batch::Batch;
 use super::cpus::Binding;
+use super::gang_network::RankNetwork;
 use super::ids::{Generation, JobId, JobKey, SessionId, UserName};
 use super::resources::{Allocation, ResourceRequest};
 use super::shared::Shared;
@@ -135,6 +136,9 @@ pub struct RankStatus {
     /// How much its GPUs were used there.
     #[serde(default)]
     pub metered: Metered,
+    /// What its container has of the gang's network: decided when the allocation is given.
+    #[serde(default)]
+    pub network: RankNetwork,
 }
 
 /// How a job that is being ended goes.

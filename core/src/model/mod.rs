@@ -9,6 +9,7 @@ pub mod constraints;
 pub mod cpus;
 pub mod fabric;
 pub mod features;
+pub mod gang_network;
 pub mod gpu;
 pub mod gpu_unit;
 pub mod host_list;

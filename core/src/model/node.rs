@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::activity::{Activity, Thresholds};
 use super::batch::BatchRun;
 use super::cpus::Binding;
+use super::gang_network::{RankNetwork, Reach, Subnet};
 use super::gpu::Inventory;
 use super::gpu_unit::GpuUnit;
 use super::ids::{ClusterId, Incarnation, JobKey, NodeName, SessionId, UserName};
@@ -140,6 +141,9 @@ pub struct ObservedJob {
     pub containment: Containment,
     /// CPUs and memory nodes that its container is bound to.
     pub binding: Binding,
+    /// What its container has of the gang's network, or is to have.
+    #[serde(default)]
+    pub network: RankNetwork,
 }
 
 /// Everything that a node is, as its agent says.
@@ -175,8 +179,17 @@ pub struct Peer {
     pub rank: u32,
     /// Its node.
     pub node: NodeName,
-    /// Its host name inside the gang's containers.
+    /// A second name of it inside the gang's containers, after its node's: "dev-1", "job-12-1".
     pub host_name: String,
+    /// What its container has of the gang's network.
+    #[serde(default)]
+    pub network: RankNetwork,
+    /// How its node is reached.
+    #[serde(default)]
+    pub reach: Reach,
+    /// Tasks for which it has room, as far as nothing else was said: its GPUs, at least one.
+    #[serde(default)]
+    pub slots: u32,
 }
 
 /// One job that a node is to hold.
@@ -202,6 +215,9 @@ pub struct DesiredJob {
     pub rank: u32,
     /// The gang, this node included, by rank.
     pub peers: Vec<Peer>,
+    /// Where the addresses of gangs are from.
+    #[serde(default = "gang_subnet")]
+    pub gang_subnet: Subnet,
     /// Variables for every process, complete but for what only the node knows.
     pub env: Vec<(String, String)>,
     /// When it ends, broker or no broker.
@@ -227,6 +243,18 @@ pub struct DesiredJob {
     /// The last signal that somebody had sent to it.
     #[serde(default)]
     pub signalled: Option<super::job::Signalled>,
+}
+
+const fn gang_subnet() -> Subnet {
+    Subnet::GANGS
+}
+
+impl DesiredJob {
+    /// What this node's container is to have of the gang's network.
+    pub fn network(&self) -> RankNetwork {
+        let own = self.peers.iter().find(|peer| peer.rank == self.rank);
+        own.map(|peer| peer.network).unwrap_or_default()
+    }
 }
 
 /// An allocation that a node is to end and forget. Exactly this one: after a backup was restored,

@@ -8,6 +8,7 @@ use tokio_util::sync::CancellationToken;
 use crate::config::{Config, NodeArgs, state_of};
 use crate::identity::Membership;
 use crate::lock::StateLock;
+use crate::runtime::own_address;
 use crate::service;
 use crate::units::Span;
 
@@ -44,6 +45,8 @@ pub async fn run(args: RunArgs) -> Result<()> {
         config.heartbeat = heartbeat;
     }
     config.allow_root = args.allow_root.or(config.allow_root);
+    let address = &mut config.runtime.address;
+    *address = address.or_else(|| own_address(&membership.broker));
     if config.runtime.cli_binary.is_none() {
         tracing::info!(
             "no static carrel is beside carrel-init: sessions have no `carrel` inside; cli_binary names one"

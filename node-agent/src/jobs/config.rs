@@ -14,9 +14,11 @@ use carrel_core::model::time::Timestamp;
 use carrel_proto::{inside, v1};
 use prost::Message;
 
-use super::{Shared, Wish};
+use super::{Shared, Wish, gang};
 use crate::gpu::Given;
-use crate::runtime::{BindMount, ContainerRecord, ContainerSpec, LeaseEnd, SCRIPT, root_inside};
+use crate::runtime::{
+    BindMount, ContainerRecord, ContainerSpec, Gang, LeaseEnd, Runtime, SCRIPT, root_inside,
+};
 
 /// A host's GPUs, as one job sees them.
 pub(super) struct Gpus {
@@ -97,8 +99,13 @@ pub(super) fn container(
             started: crate::clock::now().wall,
             binding,
             visible: own.iter().map(|given| given.visible().clone()).collect(),
+            network: job.network(),
         },
         hostname: host_name(job),
+        aliases: gang::aliases(job, &shared.node),
+        address: gang::address(job, shared.runtime.reach()),
+        gang: Gang::of(job, shared.runtime.reach())?,
+        hostfile: gang::hostfile(job),
         mounts,
         identity,
         root: job.container.root,
@@ -111,7 +118,7 @@ pub(super) fn container(
             .iter()
             .map(|variable| (variable.name.clone(), variable.value.clone()))
             .collect(),
-        hosts: Vec::new(),
+        hosts: gang::hosts(job),
         init_config: config.encode_to_vec(),
         lease,
         script: job.batch.as_ref().and_then(|run| run.script.clone()),
@@ -119,16 +126,20 @@ pub(super) fn container(
     })
 }
 
-/// This node's host name in the gang.
+/// The container's host name: a session's own, and in a gang that of the node, by which its peers know it.
 fn host_name(job: &DesiredJob) -> String {
     let own = job.peers.iter().find(|peer| peer.rank == job.rank);
-    own.map_or_else(|| job.name.clone(), |peer| peer.host_name.clone())
+    match own {
+        Some(peer) if job.peers.len() > 1 => peer.node.to_string(),
+        Some(peer) => peer.host_name.clone(),
+        None => job.name.clone(),
+    }
 }
 
 /// What carrel-init is told. `gpu_env` is what programs find the GPUs by.
 pub(super) fn init(
     node: &NodeName,
-    network: &str,
+    runtime: &Runtime,
     wish: &Wish,
     inventory: &Inventory,
     gpu_env: &[(String, String)],
@@ -143,7 +154,7 @@ pub(super) fn init(
         env: environment(job, gpus, gpu_env),
         workdir: job.workdir.clone(),
         ssh: message.ssh.clone(),
-        banner: banner(node, network, job, gpus),
+        banner: banner(node, &runtime.network(job.network(), job.peers.len()), job, gpus),
         main: job.batch.as_ref().map(|run| main_command(run, job.go)),
         // Known when the container is made.
         first_lease_end_ms: 0,
@@ -205,6 +216,7 @@ fn environment(
     }
     set("CARREL_BROKER", &inside::address());
     set("CARREL_DEADLINE_FILE", inside::DEADLINE);
+    set("CARREL_HOSTFILE", inside::HOSTFILE);
     if job.peers.len() > 1 {
         set("CARREL_GO", if job.go { "1" } else { "0" });
     }
@@ -312,6 +324,7 @@ pub(super) fn trouble(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use carrel_core::model::gang_network::{RankNetwork, Reach, Subnet};
     use carrel_core::model::ids::{Generation, JobId, JobKey};
     use carrel_core::model::node::Peer;
     use carrel_core::model::session::ContainerOptions;
@@ -333,6 +346,7 @@ mod tests {
             memory_bytes: 8 << 30,
             rank: 1,
             peers: Vec::new(),
+            gang_subnet: Subnet::GANGS,
             env: vec![
                 ("CUDA_VISIBLE_DEVICES".into(), "all of them".into()),
                 ("CARREL_BROKER".into(), "https://elsewhere".into()),
@@ -394,12 +408,15 @@ mod tests {
             rank,
             node: format!("n{rank}").parse().expect("a name"),
             host_name: format!("dev-{rank}"),
+            network: RankNetwork::Own,
+            reach: Reach::default(),
+            slots: 1,
         };
         let gang = DesiredJob {
             peers: vec![peer(0), peer(1)],
             ..job()
         };
-        assert_eq!(host_name(&gang), "dev-1");
+        assert_eq!(host_name(&gang), "n1");
         assert_eq!(host_name(&job()), "dev");
         let go = |go: bool| environment(&DesiredJob { go, ..gang.clone() }, &[], &[]);
         assert!(

@@ -2,6 +2,7 @@
 
 mod config;
 mod cut;
+mod gang;
 mod slices;
 mod usage;
 mod worker;

@@ -15,9 +15,9 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::slices::NotGiven;
-use super::{Command, Shared, Wanted, config, usage};
+use super::{Command, Shared, Wanted, Wish, config, usage};
 use crate::init_client::{Told, keep_told};
-use crate::runtime::{ContainerRecord, Exit, LeaseEnd};
+use crate::runtime::{ContainerRecord, Exit, Gang, LeaseEnd};
 use crate::{cdi, inside, job_streams, mps};
 
 /// Longest wait for carrel-init to say that it is up: it takes some milliseconds, on a host that swaps seconds.
@@ -151,13 +151,7 @@ impl Worker {
         let shm = shared.mps.let_in(key, uid, &inventory, &wish.job.gpus).await?;
         let mut gpu_env = shared.runtime.gpu_environment(&gpus.own).await?;
         gpu_env.extend(mps::environment(&inventory, &wish.job.gpus));
-        let config = config::init(
-            &shared.node,
-            shared.runtime.network(),
-            &wish,
-            &inventory,
-            &gpu_env,
-        );
+        let config = config::init(&shared.node, &shared.runtime, &wish, &inventory, &gpu_env);
         let wanted = self.wanted.clone();
         let lease = LeaseEnd(Arc::new(move || wanted.borrow().lease_end_ms));
         let spec = config::container(&shared, &wish, binding, gpus, &config, lease, shm)?;
@@ -274,9 +268,12 @@ async fn tell_init(
 ) {
     // What the job's programs read of its end.
     let mut written = String::new();
+    // How its gang was reached when that was last brought about.
+    let mut followed = None;
     loop {
         let now = wanted.borrow_and_update().clone();
         let mut bound = false;
+        let mut astray = false;
         if made.is_none() && now.wish.is_some() {
             made = match look_up(&shared, key).await {
                 Ok(found) => Some(found),
@@ -297,7 +294,7 @@ async fn tell_init(
         if let (Some(wish), Some(made)) = (&now.wish, &mut made) {
             next.config = Some(config::init(
                 &shared.node,
-                shared.runtime.network(),
+                &shared.runtime,
                 wish,
                 &shared.inventory.borrow(),
                 &made.gpu_env,
@@ -314,6 +311,16 @@ async fn tell_init(
                             "the job's programs cannot read its deadline"
                         ),
                     }
+                }
+            }
+            match follow_gang(&shared, wish, &mut followed).await {
+                Ok(()) => {}
+                Err(error) => {
+                    astray = true;
+                    tracing::warn!(
+                        error = format!("{error:#}"),
+                        "its gang may not be reached any more; trying again"
+                    );
                 }
             }
             let mut record = made.record.clone();
@@ -350,9 +357,21 @@ async fn tell_init(
         tokio::select! {
             // Both arms only wait.
             changed = wanted.changed() => if changed.is_err() { return },
-            () = tokio::time::sleep(RETRY), if missing || bound => {}
+            () = tokio::time::sleep(RETRY), if missing || bound || astray => {}
         }
     }
+}
+
+/// Peers' nodes may have got other addresses.
+async fn follow_gang(shared: &Shared, wish: &Wish, followed: &mut Option<Gang>) -> Result<()> {
+    let gang = Gang::of(&wish.job, shared.runtime.reach())?;
+    if let Some(wanted) = &gang
+        && gang != *followed
+    {
+        shared.runtime.follow_gang(wish.job.key, wanted).await?;
+    }
+    *followed = gang;
+    Ok(())
 }
 
 /// Others need the room that its memory relied on.

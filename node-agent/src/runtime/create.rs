@@ -9,6 +9,7 @@ use std::sync::{Arc, PoisonError};
 
 use anyhow::{Context, Result, bail, ensure};
 use carrel_core::model::ids::JobKey;
+use carrel_proto::inside::HOSTFILE_NAME;
 use carrel_proto::v1::{Identity, InitConfig};
 use containerd_client::services::v1::container::Runtime as RuntimeName;
 use containerd_client::services::v1::snapshots::{
@@ -31,7 +32,7 @@ use super::record::{
     USER_LABEL, container_id, snapshot_key,
 };
 use super::rootfs::{Found, Visit, visit};
-use super::spec::Rooted;
+use super::spec::{NetworkPart, Rooted};
 use super::userns::Shifted;
 use super::{Runtime, etc, fence, spec, userns};
 use crate::cdi::environment_of;
@@ -112,8 +113,8 @@ impl Runtime {
                 .await
                 .context("clearing what an interrupted start left")?;
         }
-        let namespace = if spec.root {
-            // It must be the user namespace's own, which is not there before the container is.
+        let namespace = if spec.root || spec.has_hosts_network() {
+            // Root's must be the user namespace's own, which is not there before the container is.
             None
         } else {
             self.inner.network.namespace().await?
@@ -121,7 +122,7 @@ impl Runtime {
         let container = self.make_container(spec, image, namespace.as_ref(), &progress);
         let network = async {
             match &namespace {
-                Some(namespace) => self.inner.network.join(key, namespace).await,
+                Some(namespace) => self.inner.network.join(key, namespace, spec.gang.as_ref()).await,
                 None => Ok(None),
             }
         };
@@ -129,11 +130,13 @@ impl Runtime {
         let (fenced, address) = tokio::join!(container, network);
         let ((fenced, pid), mut address) = (fenced?, address?);
         if spec.root {
-            address = self.inner.network.join(key, &NetworkNamespace::of(pid)?).await?;
+            let namespace = NetworkNamespace::of(pid)?;
+            let joining = self.inner.network.join(key, &namespace, spec.gang.as_ref());
+            address = joining.await?;
         }
         if let Some(address) = address {
             // In place: the file is mounted already.
-            let hosts = etc::hosts(&spec.hostname, Some(address), &spec.hosts);
+            let hosts = etc::hosts(&names(spec), Some(address), &spec.hosts);
             fs::write(self.job_dir(key).join("etc/hosts"), hosts)?;
         }
         self.write_fence(spec, &fenced, address)
@@ -161,13 +164,15 @@ impl Runtime {
             ("this node's containerd", self.inner.containerd.socket()),
             ("the agent's way to process 1", control.as_path()),
         ];
-        let list = fence::list(
-            fenced,
-            &sockets,
-            network.neighbours(own),
-            network.refuses_metadata(),
-            spec.root,
-        );
+        let list = if spec.has_hosts_network() {
+            // What the host reaches, it reaches.
+            let mut list = fence::list(fenced, &sockets, Vec::new(), false, spec.root);
+            list.namespaces.retain(|probe| probe.name != "net");
+            list
+        } else {
+            let (neighbours, metadata) = (network.neighbours(own), network.refuses_metadata());
+            fence::list(fenced, &sockets, neighbours, metadata, spec.root)
+        };
         let path = run_dir.join("fence.pb");
         fs::write(&path, list.encode_to_vec())?;
         if spec.root {
@@ -187,9 +192,12 @@ impl Runtime {
     ) -> Result<(Vec<fence::Device>, u32)> {
         let key = spec.record.key;
         let (cdi, gpus, others) = (self.inner.cdi.clone(), spec.gpus.clone(), spec.others.clone());
-        let state_dir = self.inner.options.state_dir.clone();
+        let (state_dir, hosts_network) = (self.inner.options.state_dir.clone(), spec.has_hosts_network());
         let looked_up = tokio::task::spawn_blocking(move || {
-            let edits = cdi.edits(&gpus)?;
+            let mut edits = cdi.edits(&gpus)?;
+            if hosts_network {
+                edits.device_nodes.extend(spec::rdma_devices());
+            }
             let fenced = fence::devices(&cdi, &edits, &others, &state_dir);
             anyhow::Ok((edits, fenced))
         });
@@ -222,7 +230,11 @@ impl Runtime {
             etc: &etc,
             cgroup: &self.cgroup(key),
             host: &self.inner.host,
-            network_namespace: namespace.map(NetworkNamespace::path),
+            network: match namespace {
+                Some(namespace) => NetworkPart::At(namespace.path()),
+                None if spec.has_hosts_network() => NetworkPart::Host,
+                None => NetworkPart::New,
+            },
         })?;
         self.store_container(spec, image, serde_json::to_vec(&document)?)
             .await?;
@@ -486,6 +498,9 @@ fn write_job_dir(
         .create(dir.join("run"))?;
     // Root's, and open: the job's user finds the socket in it, and can change nothing.
     DirBuilder::new().mode(0o755).create(dir.join("api"))?;
+    if !spec.hostfile.is_empty() {
+        fs::write(dir.join("api").join(HOSTFILE_NAME), &spec.hostfile)?;
+    }
     if let Some(script) = &spec.script {
         let mut options = OpenOptions::new();
         let file = options.write(true).create_new(true).mode(0o555);
@@ -521,7 +536,7 @@ fn write_job_dir(
     let upstream = fs::read_to_string(UPSTREAM_RESOLV_CONF).ok();
     let mut files = vec![
         ("hostname", format!("{}\n", spec.hostname)),
-        ("hosts", etc::hosts(&spec.hostname, None, &spec.hosts)),
+        ("hosts", etc::hosts(&names(spec), spec.address, &spec.hosts)),
         ("resolv.conf", etc::resolv_conf(&resolv, upstream.as_deref())),
     ];
     if found.profile_dir {
@@ -549,6 +564,18 @@ fn write_job_dir(
         written.push((name, path));
     }
     Ok(written)
+}
+
+/// What the container is called, its host name first.
+fn names(spec: &ContainerSpec) -> Vec<String> {
+    let mut names = vec![spec.hostname.clone()];
+    names.extend(
+        spec.aliases
+            .iter()
+            .filter(|alias| **alias != spec.hostname)
+            .cloned(),
+    );
+    names
 }
 
 /// Gives a file to the user.

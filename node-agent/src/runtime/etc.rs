@@ -141,14 +141,14 @@ pub(crate) fn group(
 }
 
 /// hosts: the loopback names, the container's own, and its peers'.
-pub(super) fn hosts(hostname: &str, address: Option<IpAddr>, others: &[HostEntry]) -> String {
+pub(super) fn hosts(names: &[String], address: Option<IpAddr>, others: &[HostEntry]) -> String {
     let mut text = String::from(
         "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\nfe00::0\tip6-localnet\n\
          ff02::1\tip6-allnodes\nff02::2\tip6-allrouters\n",
     );
     // Debian's address for a name without one: on lo, but not localhost itself.
     let own = address.map_or_else(|| "127.0.1.1".to_owned(), |address| address.to_string());
-    let _ = writeln!(text, "{own}\t{hostname}");
+    let _ = writeln!(text, "{own}\t{}", names.join(" "));
     for entry in others {
         let _ = writeln!(text, "{}\t{}", entry.address, entry.names.join(" "));
     }
@@ -295,11 +295,11 @@ mod tests {
             address: "10.0.0.9".into(),
             names: vec!["carrel-dev-1".into(), "dev-1".into()],
         };
-        let text = hosts("dev", None, &[peer]);
+        let text = hosts(&["dev".to_owned(), "n0".to_owned()], None, &[peer]);
         assert!(
-            text.contains("127.0.1.1\tdev\n") && text.contains("10.0.0.9\tcarrel-dev-1 dev-1\n"),
+            text.contains("127.0.1.1\tdev n0\n") && text.contains("10.0.0.9\tcarrel-dev-1 dev-1\n"),
             "{text}"
         );
-        assert!(hosts("dev", "10.0.0.2".parse().ok(), &[]).contains("10.0.0.2\tdev\n"));
+        assert!(hosts(&["dev".to_owned()], "10.0.0.2".parse().ok(), &[]).contains("10.0.0.2\tdev\n"));
     }
 }

@@ -15,6 +15,7 @@
 //! jobs/<job>-<gen>/api/  the socket by which the job speaks to the broker
 //! jobs/<job>-<gen>/dev/  device nodes of a container whose user is root
 //! jobs/<job>-<gen>/etc/  passwd, group, hosts, hostname, resolv.conf of the container
+//! gangs/                 of each container of a gang, its peers' addresses; and the routes that lead there
 //! jobs/<job>-<gen>/      init.log (what process 1 says), started, exit.json
 //! shifted/<job>-<gen>/   layers as a user namespace sees them, mounted while a container is made
 //! userns.json            whose user ids are whose (--root)
@@ -44,6 +45,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
+use carrel_core::model::gang_network::{RankNetwork, Reach};
 use carrel_core::model::ids::{JobKey, SessionId};
 use containerd_client::services::v1::{
     Container as StoredContainer, GetRequest, KillRequest, ListContainersRequest, UpdateContainerRequest,
@@ -67,7 +69,7 @@ use spec::HostFacts;
 pub(crate) use command::OUTPUT;
 pub use command::{CommandEnd, SCRIPT};
 pub use events::{Events, RuntimeEvent};
-pub use network::NetworkMode;
+pub use network::{Gang, GangMode, GangPeer, NetworkMode, own_address};
 pub use open::RuntimeOptions;
 pub(crate) use private::has_ended;
 pub use record::{
@@ -376,8 +378,9 @@ impl Runtime {
             Some(why) => format!("no root inside ({why})"),
         };
         format!(
-            "network: {}; {cpus} limited to what was granted; at most {} processes a job; {root}; disk: not limited",
+            "network: {}; of gangs: {}; {cpus} limited to what was granted; at most {} processes a job; {root}; disk: not limited",
             self.inner.network.describe(),
+            self.inner.network.describe_gangs(),
             self.inner.options.pids_limit
         )
     }
@@ -392,9 +395,20 @@ impl Runtime {
         self.inner.options.pids_limit
     }
 
-    /// For people: what network jobs get.
-    pub fn network(&self) -> &'static str {
-        self.inner.network.describe()
+    /// For people: what network a job over so many nodes has.
+    pub fn network(&self, network: RankNetwork, nodes: usize) -> String {
+        self.inner.network.describe_of(network, nodes)
+    }
+
+    /// How the members of a gang can reach each other here.
+    pub fn reach(&self) -> &Reach {
+        self.inner.network.reach()
+    }
+
+    /// Makes what leads from a container to its gang what it is to be by now.
+    pub async fn follow_gang(&self, key: JobKey, gang: &Gang) -> Result<()> {
+        let _lock = self.inner.jobs.lock(key).await;
+        self.inner.network.follow(key, gang).await
     }
 
     fn job_dir(&self, key: JobKey) -> PathBuf {

@@ -1,5 +1,6 @@
 //! Setting a runtime up: its options, containerd, and what must be on the host.
 
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ use tokio_util::task::TaskTracker;
 use super::cgroup::Cgroups;
 use super::client::{Containerd, Told};
 use super::locks::KeyedLocks;
-use super::network::{Network, NetworkMode, NetworkOptions};
+use super::network::{GangMode, Network, NetworkMode, NetworkOptions};
 use super::private::{PrivateContainerd, boot_id};
 use super::rootfs::with_own_mounts;
 use super::spec::HostFacts;
@@ -51,6 +52,10 @@ pub struct RuntimeOptions {
     /// IPv4 subnet of the jobs' addresses behind NAT; none: one of 10.213.0.0/16 that
     /// depends on the state directory.
     pub subnet: Option<String>,
+    /// What gangs get between this node and others.
+    pub gang_network: GangMode,
+    /// IPv4 address by which other nodes reach this one; none: gangs have no routes here.
+    pub address: Option<Ipv4Addr>,
     /// Parent of the jobs' cgroups, absolute within the hierarchies; none: "/carrel", and for a
     /// private containerd a name that no other agent on the host has.
     pub cgroup_parent: Option<String>,
@@ -77,6 +82,8 @@ impl RuntimeOptions {
             cdi_dirs: crate::cdi::DEFAULT_DIRS.iter().map(PathBuf::from).collect(),
             network: NetworkMode::default(),
             subnet: None,
+            gang_network: GangMode::default(),
+            address: None,
             cgroup_parent: None,
             images: ImageOptions::default(),
             pids_limit: DEFAULT_PIDS_LIMIT,
@@ -119,13 +126,23 @@ impl Runtime {
             Some(_) => format!("10.213.{}.0/20", hash[4] & 0xf0),
             None => "10.213.0.0/16".to_owned(),
         });
+        let boot_id = boot_id()?;
         let network = Network::new(NetworkOptions {
             mode: options.network,
             subnet,
             suffix: &suffix,
             state_dir: &options.state_dir,
             allow_metadata: options.allow_metadata,
+            gangs: options.gang_network,
+            address: options.address,
+            boot_id: &boot_id,
         })?;
+        if let Err(error) = network.resume().await {
+            tracing::warn!(
+                error = format!("{error:#}"),
+                "rules and routes of gangs are as the last agent left them"
+            );
+        }
         let cgroups = Cgroups::of_this_host()?;
         let host = HostFacts {
             counts_swap: cgroups.counts_swap(),
@@ -143,7 +160,7 @@ impl Runtime {
             inner: Arc::new(Inner {
                 cdi: Cdi::new(options.cdi_dirs.clone()),
                 images: Arc::new(images),
-                boot_id: boot_id()?,
+                boot_id,
                 no_root,
                 ranges: std::sync::Mutex::default(),
                 jobs: KeyedLocks::default(),

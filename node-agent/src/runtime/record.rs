@@ -1,11 +1,13 @@
 //! What a container is told at its start, and what is known of it ever after.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use carrel_core::model::cpus::Binding;
+use carrel_core::model::gang_network::RankNetwork;
 use carrel_core::model::gpu::GpuInfo;
 use carrel_core::model::gpu_unit::GpuUnit;
 use carrel_core::model::ids::{Generation, GpuUuid, JobId, JobKey, SessionId};
@@ -13,6 +15,7 @@ use carrel_core::model::time::Timestamp;
 use carrel_proto::v1::Identity;
 use serde::{Deserialize, Serialize};
 
+use super::network::Gang;
 use crate::gpu::Given;
 
 /// Label that holds a [`ContainerRecord`] as JSON; a container without it is not ours.
@@ -62,6 +65,9 @@ pub struct ContainerRecord {
     /// By what its programs find its GPUs: should these not be as they were, when an agent takes it over.
     #[serde(default)]
     pub visible: Vec<GpuUuid>,
+    /// What it has of its gang's network.
+    #[serde(default)]
+    pub network: RankNetwork,
 }
 
 impl ContainerRecord {
@@ -106,6 +112,14 @@ pub struct ContainerSpec {
     pub record: ContainerRecord,
     /// Host name inside.
     pub hostname: String,
+    /// Its other names, for /etc/hosts.
+    pub aliases: Vec<String>,
+    /// Its address where that is known before it is made: of a gang's member.
+    pub address: Option<IpAddr>,
+    /// Its gang, where that has addresses of its own.
+    pub gang: Option<Gang>,
+    /// The gang's nodes and their slots, put at [`carrel_proto::inside::HOSTFILE`].
+    pub hostfile: String,
     /// Whose processes these are on the host: for passwd, group and the home.
     pub identity: Identity,
     /// The user is root inside, by a user namespace.
@@ -133,6 +147,13 @@ pub struct ContainerSpec {
     pub lease: LeaseEnd,
     /// What process 1 is, instead of carrel-init. For tests.
     pub command: Option<Vec<String>>,
+}
+
+impl ContainerSpec {
+    /// It is in its host's network: nothing is made for it.
+    pub(super) fn has_hosts_network(&self) -> bool {
+        self.record.network == RankNetwork::Host
+    }
 }
 
 /// A host directory in the container.

@@ -159,6 +159,7 @@ impl Runtime {
                 keys.extend(key_of_dir(&entry?.file_name().to_string_lossy()));
             }
         }
+        keys.extend(self.inner.network.members()?);
         let mut found = Vec::new();
         for key in keys {
             // One that something is being done to right now is not left over.

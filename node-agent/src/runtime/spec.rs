@@ -78,8 +78,18 @@ pub(super) struct Parts<'a> {
     /// Absolute within the hierarchies.
     pub cgroup: &'a str,
     pub host: &'a HostFacts,
-    /// Where the network namespace is; none: a new one.
-    pub network_namespace: Option<String>,
+    pub network: NetworkPart,
+}
+
+/// The container's network namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum NetworkPart {
+    /// A new one.
+    New,
+    /// One that is there.
+    At(String),
+    /// The host's.
+    Host,
 }
 
 /// What is other where the user is root.
@@ -107,11 +117,12 @@ pub(super) fn build(parts: &Parts<'_>) -> Result<Value> {
         json!({"type": "mount"}),
         json!({"type": "ipc"}),
         json!({"type": "uts"}),
-        match &parts.network_namespace {
-            Some(path) => json!({"type": "network", "path": path}),
-            None => json!({"type": "network"}),
-        },
     ];
+    match &parts.network {
+        NetworkPart::New => namespaces.push(json!({"type": "network"})),
+        NetworkPart::At(path) => namespaces.push(json!({"type": "network", "path": path})),
+        NetworkPart::Host => {}
+    }
     if parts.host.has_cgroup_namespace {
         namespaces.push(json!({"type": "cgroup"}));
     }
@@ -171,6 +182,16 @@ pub(super) fn build(parts: &Parts<'_>) -> Result<Value> {
             "rootfsPropagation": "private",
         },
     });
+    if parts.network == NetworkPart::Host {
+        // They would be the host's.
+        document["linux"]["sysctl"] = json!({});
+        if has_rdma(parts.edits) {
+            // What a NIC reads and writes by itself stays where it is (ibv_reg_mr(3)).
+            let locked = json!({"type": "RLIMIT_MEMLOCK", "hard": u64::MAX, "soft": u64::MAX});
+            let limits = document["process"]["rlimits"].as_array_mut();
+            limits.context("rlimits")?.push(locked);
+        }
+    }
     if let Some(rooted) = parts.root {
         let (uids, gids) = rooted.mapping.oci();
         document["linux"]["namespaces"]
@@ -185,6 +206,33 @@ pub(super) fn build(parts: &Parts<'_>) -> Result<Value> {
         document["hooks"] = hooks;
     }
     Ok(document)
+}
+
+/// Where the kernel has the devices of RDMA.
+const RDMA_DIR: &str = "/dev/infiniband";
+
+/// The host's devices of RDMA, for who has its network. Blocks.
+pub(super) fn rdma_devices() -> Vec<DeviceNode> {
+    use std::os::unix::fs::FileTypeExt;
+    let listed = fs::read_dir(RDMA_DIR).into_iter().flatten().flatten();
+    let nodes = listed.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_char_device()));
+    let mut nodes: Vec<DeviceNode> = nodes
+        .map(|entry| DeviceNode {
+            path: entry.path().display().to_string(),
+            // Anybody's on a host: who may have it is decided here.
+            file_mode: Some(0o666),
+            ..DeviceNode::default()
+        })
+        .collect();
+    nodes.sort_by(|a, b| a.path.cmp(&b.path));
+    nodes
+}
+
+fn has_rdma(edits: &ContainerEdits) -> bool {
+    edits
+        .device_nodes
+        .iter()
+        .any(|node| node.path.starts_with(RDMA_DIR))
 }
 
 /// The image's environment, then the job's, then the GPUs'.
@@ -548,8 +596,13 @@ mod tests {
                 started: Timestamp(0),
                 binding: Binding::default(),
                 visible: Vec::new(),
+                network: carrel_core::model::gang_network::RankNetwork::Own,
             },
             hostname: "dev".into(),
+            aliases: Vec::new(),
+            address: None,
+            gang: None,
+            hostfile: String::new(),
             identity: Identity::default(),
             root: false,
             gpus: Vec::new(),
@@ -602,7 +655,7 @@ mod tests {
             etc: &[("passwd", PathBuf::from("/s/etc/passwd"))],
             cgroup: "/carrel/1-2",
             host: &host,
-            network_namespace: None,
+            network: NetworkPart::New,
         };
         build(&parts).unwrap()
     }

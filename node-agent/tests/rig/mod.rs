@@ -202,8 +202,13 @@ pub fn job(number: u64, image: &str, script: &str) -> ContainerSpec {
             started: Timestamp(1_700_000_000_000),
             binding: Binding::default(),
             visible: Vec::new(),
+            network: carrel_core::model::gang_network::RankNetwork::Own,
         },
         hostname: format!("job{number}"),
+        aliases: Vec::new(),
+        address: None,
+        gang: None,
+        hostfile: String::new(),
         identity: Identity {
             name: "alice".into(),
             uid: 12345,

@@ -13,7 +13,7 @@ use carrel_core::model::node::{Desired, DesiredJob, Peer, Tombstone};
 use carrel_core::model::session::ContainerOptions;
 use carrel_core::model::time::Timestamp;
 
-use super::{ConvertError, cluster, session, session_number, text};
+use super::{ConvertError, cluster, gang, session, session_number, text};
 use crate::v1;
 
 /// The message for a node. `extras` says of a job who its user is and who may
@@ -55,6 +55,7 @@ fn desired_job(job: &DesiredJob, identity: v1::Identity, ssh: v1::SshAccess) -> 
         memory_bytes: job.memory_bytes,
         rank: job.rank,
         peers: job.peers.iter().map(Into::into).collect(),
+        gang_subnet: job.gang_subnet.to_string(),
         env: job.env.iter().map(env_message).collect(),
         deadline_ms: job.deadline.millis(),
         go: job.go,
@@ -147,6 +148,9 @@ impl From<&Peer> for v1::Peer {
             rank: peer.rank,
             node: peer.node.to_string(),
             host_name: peer.host_name.clone(),
+            network: gang::rank_network(peer.network),
+            reach: Some((&peer.reach).into()),
+            slots: peer.slots,
         }
     }
 }
@@ -159,6 +163,9 @@ impl TryFrom<v1::Peer> for Peer {
             rank: peer.rank,
             node: peer.node.parse()?,
             host_name: peer.host_name,
+            network: gang::network(peer.network)?,
+            reach: peer.reach.unwrap_or_default().try_into()?,
+            slots: peer.slots,
         })
     }
 }
@@ -208,6 +215,7 @@ impl TryFrom<v1::DesiredJob> for DesiredJob {
             memory_bytes: job.memory_bytes,
             rank: job.rank,
             peers: peers.collect::<Result<_, _>>()?,
+            gang_subnet: gang::subnet(&job.gang_subnet)?,
             env: job.env.into_iter().map(env).collect::<Result<_, _>>()?,
             deadline: Timestamp::from_millis(job.deadline_ms),
             go: job.go,

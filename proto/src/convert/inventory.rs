@@ -183,6 +183,7 @@ impl From<&Inventory> for v1::Inventory {
             no_root: inventory.no_root.clone(),
             features: inventory.features.iter().cloned().collect(),
             nvlink_domain: inventory.nvlink_domain.clone(),
+            reach: Some((&inventory.reach).into()),
         }
     }
 }
@@ -221,6 +222,7 @@ impl TryFrom<v1::Inventory> for Inventory {
             no_root: text(message.no_root),
             features: features(message.features)?,
             nvlink_domain: text(message.nvlink_domain),
+            reach: message.reach.unwrap_or_default().try_into()?,
         })
     }
 }

@@ -7,6 +7,7 @@
 
 mod constraints;
 mod desired;
+mod gang;
 mod inventory;
 mod mig;
 mod observed;
@@ -25,6 +26,7 @@ use thiserror::Error;
 use crate::v1;
 
 pub use desired::desired;
+pub use gang::rank_network;
 
 /// Longest cluster id that is accepted, bytes; ours have 32.
 const MAX_CLUSTER_ID: usize = 64;

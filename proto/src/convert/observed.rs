@@ -10,7 +10,7 @@ use carrel_core::model::job::{Containment, FenceReport};
 use carrel_core::model::node::{EndCause, Observed, ObservedJob, ObservedPhase};
 use carrel_core::model::time::Timestamp;
 
-use super::{ConvertError, cluster, session, session_number, text};
+use super::{ConvertError, cluster, gang, session, session_number, text};
 use crate::v1;
 
 impl From<ObservedPhase> for v1::ObservedPhase {
@@ -111,6 +111,7 @@ impl From<&ObservedJob> for v1::ObservedJob {
             oom_kills: job.containment.oom_kills,
             cpuset: job.binding.cpus.to_string(),
             mems: job.binding.mems.to_string(),
+            network: gang::rank_network(job.network),
         }
     }
 }
@@ -156,6 +157,7 @@ impl TryFrom<v1::ObservedJob> for ObservedJob {
                 cpus: cpu_set("cpuset", &job.cpuset)?,
                 mems: cpu_set("mems", &job.mems)?,
             },
+            network: gang::network(job.network)?,
         })
     }
 }

@@ -1,6 +1,7 @@
 use carrel_core::model::activity::{Activity, Counter, Seen, Signals, Thresholds, Used};
 use carrel_core::model::batch::BatchRun;
 use carrel_core::model::cpus::Binding;
+use carrel_core::model::gang_network::{RankNetwork, Reach};
 use carrel_core::model::gpu::{GpuInfo, Inventory, NicInfo};
 use carrel_core::model::ids::{Generation, Incarnation, JobId, JobKey, SessionId};
 use carrel_core::model::job::{Containment, FenceReport};
@@ -55,6 +56,12 @@ fn observed() -> Observed {
             no_root: "an old kernel".into(),
             features: ["ib", "rack1"].map(str::to_owned).into(),
             nvlink_domain: "00112233-4455-6677-8899-aabbccddeeff.7".into(),
+            reach: Reach {
+                routed: true,
+                host: false,
+                address: Some([192, 0, 2, 1].into()),
+                namespace: "boot net:[1]".into(),
+            },
         },
         jobs: vec![ObservedJob {
             key: key(),
@@ -87,6 +94,7 @@ fn observed() -> Observed {
                 cpus: "0-3,48-51".parse().expect("a list"),
                 mems: "0".parse().expect("a list"),
             },
+            network: RankNetwork::Routed([10, 214, 0, 7].into()),
         }],
         version: "0.1.0".into(),
         images: vec!["busybox".into()],
@@ -142,7 +150,16 @@ fn wanted() -> Desired {
                 rank: 1,
                 node: "n1".parse().expect("a name"),
                 host_name: "dev-1".into(),
+                network: RankNetwork::Host,
+                reach: Reach {
+                    routed: true,
+                    host: true,
+                    address: Some([192, 0, 2, 1].into()),
+                    namespace: "n1".into(),
+                },
+                slots: 8,
             }],
+            gang_subnet: "10.9.0.0/24".parse().expect("a range"),
             env: vec![("SLURM_JOB_ID".into(), "3".into())],
             deadline: Timestamp(1_000),
             go: true,

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use carrel_core::model::cpus::{HostCpus, NumaNode};
+use carrel_core::model::gang_network::Reach;
 use carrel_core::model::gpu::{GpuInfo, Inventory, Mig, MigProfile};
 use carrel_core::model::gpu_unit::Sharing;
 use carrel_core::model::ids::NodeName;
@@ -102,6 +103,12 @@ impl Outfit {
             }),
             features: self.features.clone(),
             nvlink_domain: self.domain.clone(),
+            reach: Reach {
+                routed: !self.features.contains("big"),
+                host: false,
+                address: Some([192, 0, 2, 1].into()),
+                namespace: node.to_string(),
+            },
             ..Inventory::default()
         }
     }

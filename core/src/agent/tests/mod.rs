@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 
 use super::*;
 use crate::model::cpus::{CpuSet, NumaNode};
+use crate::model::gang_network::{RankNetwork, Subnet};
 use crate::model::gpu::GpuInfo;
 use crate::model::node::{EndCause, ObservedJob, ObservedPhase, Tombstone};
 use crate::model::session::ContainerOptions;
@@ -241,6 +242,7 @@ fn job(id: u64, gpus: &[u32]) -> DesiredJob {
         memory_bytes: 1 << 30,
         rank: 0,
         peers: Vec::new(),
+        gang_subnet: Subnet::GANGS,
         env: Vec::new(),
         deadline: Timestamp(1_000_000_000 + HOUR_MS),
         go: false,
@@ -279,6 +281,7 @@ fn found(job: &DesiredJob, state: FoundState) -> Found {
             started: Timestamp(0),
             image: String::new(),
             binding: Binding::default(),
+            network: RankNetwork::Own,
         },
         state,
     }

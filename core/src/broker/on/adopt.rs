@@ -1,6 +1,7 @@
 //! What is found after the store was lost, or was replaced by an older one: operators take it over, or end it.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::broker::change::Change;
@@ -263,6 +264,7 @@ impl State {
         }
         self.records_are_free(key, &owner, session)?;
         self.resources_are_free(key, parts)?;
+        self.addresses_are_free(key, parts)?;
         let started = parts
             .iter()
             .map(|part| part.seen.started)
@@ -286,6 +288,7 @@ impl State {
             containment: part.seen.containment,
             binding: part.seen.binding.clone(),
             metered: Metered::default(),
+            network: part.seen.network,
         });
         let allocation = Allocation {
             nodes: nodes.collect(),
@@ -404,6 +407,34 @@ impl State {
                     RejectKind::Exhausted,
                     format!("node {node} no longer has the CPUs and the memory that job {key} holds"),
                 ));
+            }
+        }
+        Ok(())
+    }
+
+    /// No other gang has been given an address of its containers: it was not known of when that began.
+    fn addresses_are_free(&self, key: JobKey, parts: &[FoundPart]) -> Result<(), Reject> {
+        for FoundPart { node, seen } in parts {
+            let Some(address) = seen.network.address() else {
+                continue;
+            };
+            let has = |job: &&Arc<Job>| {
+                let ranks = job.placed().map(|placed| placed.ranks.iter());
+                let mut addresses = ranks
+                    .into_iter()
+                    .flatten()
+                    .filter_map(|rank| rank.network.address());
+                addresses.any(|other| other == address)
+            };
+            if let Some(other) = self.jobs.values().find(has) {
+                return Err(Reject::new(
+                    RejectKind::AlreadyExists,
+                    format!(
+                        "{address}, which job {key} has on node {node}, is job {}'s by now",
+                        other.id
+                    ),
+                )
+                .hint("it goes on until its deadline, or until `carrel found end`"));
             }
         }
         Ok(())

@@ -145,6 +145,9 @@ impl Broker {
             && record.images == observed.images;
         if !unchanged {
             self.output.room = true;
+            if record.inventory.reach != observed.inventory.reach {
+                self.tell_peers(&record.name);
+            }
             self.put_node(NodeRecord {
                 inventory: observed.inventory.clone(),
                 boot_id: observed.boot_id.clone(),
@@ -152,6 +155,21 @@ impl Broker {
                 images: observed.images.clone(),
                 ..record.clone()
             });
+        }
+    }
+
+    /// A node is reached in another way: those who have members of its gangs hear of it.
+    fn tell_peers(&mut self, node: &NodeName) {
+        for id in held_on(&self.state, node) {
+            let Some(job) = self.state.jobs.get(&id).cloned() else {
+                continue;
+            };
+            let Some(placed) = job.placed().filter(|placed| placed.ranks.len() > 1) else {
+                continue;
+            };
+            for part in &placed.allocation.nodes {
+                self.touch_job(&part.node, id);
+            }
         }
     }
 

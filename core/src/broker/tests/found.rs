@@ -31,6 +31,7 @@ fn stranger(world: &World, name: &str) -> ObservedJob {
         image: "local/debian".into(),
         containment: Containment::default(),
         binding: Binding::default(),
+        network: RankNetwork::Own,
     }
 }
 

@@ -8,6 +8,7 @@ mod constraints;
 mod forecast;
 mod forget;
 mod found;
+mod gang;
 mod hardware;
 mod idle;
 mod inside;
@@ -30,6 +31,7 @@ use super::*;
 use crate::model::activity::Activity;
 use crate::model::audit::Origin;
 use crate::model::cpus::Binding;
+use crate::model::gang_network::{RankNetwork, Reach};
 use crate::model::gpu::{GpuInfo, Inventory, Mig, MigProfile};
 use crate::model::gpu_unit::Sharing;
 use crate::model::ids::{ClusterId, JobId, JobKey, NodeName, SessionId, UserName};
@@ -83,7 +85,7 @@ fn node(name: &str) -> NodeName {
 /// Eight H100 joined through NVSwitch, on two NUMA nodes. Nodes whose names begin with "old" cannot make
 /// users root in their containers; on those with "mig" the last GPU is in MIG mode, and the first two are
 /// shared, by MPS on those with "mps"; on those with "pair" NVLink joins two each; those that begin with "ib" have
-/// that feature.
+/// that feature; those that begin with "net" can route gangs' addresses, and with "open" give gangs the host's network, too.
 fn inventory(node: &str) -> Inventory {
     let gpus = (0..8u32).map(|index| GpuInfo {
         uuid: format!(
@@ -133,7 +135,18 @@ fn inventory(node: &str) -> Inventory {
             .then(|| "ib".to_owned())
             .into_iter()
             .collect(),
+        reach: reach(node),
         ..Inventory::default()
+    }
+}
+
+fn reach(node: &str) -> Reach {
+    let last = node.bytes().last().unwrap_or_default();
+    Reach {
+        routed: node.starts_with("net") || node.starts_with("open"),
+        host: node.starts_with("open"),
+        address: Some([192, 0, 2, last].into()),
+        namespace: node.to_owned(),
     }
 }
 
@@ -310,12 +323,11 @@ impl World {
     fn seen(&self, id: JobId, name: &str, phase: ObservedPhase) -> ObservedJob {
         let job = self.job(id);
         let placed = job.last_placed().expect("placed");
-        let part = placed
-            .allocation
-            .nodes
-            .iter()
-            .find(|part| part.node == node(name))
+        let mut parts = placed.allocation.nodes.iter();
+        let rank = parts
+            .position(|part| part.node == node(name))
             .expect("on that node");
+        let part = &placed.allocation.nodes[rank];
         ObservedJob {
             key: crate::model::ids::JobKey {
                 job: id,
@@ -335,12 +347,13 @@ impl World {
             deadline: placed.deadline,
             cluster: cluster(),
             connections: 0,
-            rank: 0,
+            rank: rank as u32,
             nodes: placed.allocation.nodes.len() as u32,
             started: placed.started,
             image: "local/debian".into(),
             containment: Containment::default(),
             binding: Binding::default(),
+            network: placed.ranks[rank].network,
         }
     }
 }

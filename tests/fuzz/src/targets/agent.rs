@@ -8,6 +8,7 @@ use carrel_core::broker::{Broker, Caller, Change, Input, OpenSession, Settings, 
 use carrel_core::model::activity::{Activity, Counter, Seen, Used};
 use carrel_core::model::audit::Origin;
 use carrel_core::model::cpus::{Binding, CpuSet};
+use carrel_core::model::gang_network::RankNetwork;
 use carrel_core::model::gpu::{GpuInfo, Inventory};
 use carrel_core::model::ids::{ClusterId, Generation, Incarnation, JobId, JobKey, SessionId};
 use carrel_core::model::job::{Containment, FenceReport};
@@ -207,6 +208,7 @@ fn of_job() -> ObservedJob {
             cpus: "0-1".parse().expect("a list"),
             mems: CpuSet::default(),
         },
+        network: RankNetwork::Own,
     }
 }
 

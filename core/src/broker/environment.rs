@@ -1,0 +1,161 @@
+//! What the processes of a job find of its allocation in their environment.
+//!
+//! The names are Slurm's (`man salloc`, `man sbatch`: OUTPUT ENVIRONMENT VARIABLES), what has no name there is
+//! `CARREL_*`, and `MASTER_ADDR` and `MASTER_PORT` are those that PyTorch's rendezvous reads. Nothing here is of one task
+//! of a step: that is for who starts steps. GPU visibility, the hosts' GPU indices and the file of hosts are added by the
+//! node.
+
+use super::state::State;
+use crate::model::batch::Place;
+use crate::model::host_list;
+use crate::model::ids::JobId;
+use crate::model::job::{Job, Placed};
+use crate::model::resources::NodeAllocation;
+
+/// Ports that gangs meet at are from here on: above those of services, below those that kernels give to clients
+/// (`net.ipv4.ip_local_port_range`).
+const MASTER_PORTS: u64 = 20_000;
+/// So many of them.
+const MASTER_PORTS_COUNT: u64 = 10_000;
+/// The user's own count where something else than one a node was asked for.
+const TASKS_PER_NODE: &str = "SLURM_TASKS_PER_NODE";
+
+/// The variables of one rank: the user's own, and over them the allocation's.
+pub(super) fn of(state: &State, job: &Job, placed: &Placed, rank: usize) -> Vec<(String, String)> {
+    let part = &placed.allocation.nodes[rank];
+    let nodes = &placed.allocation.nodes;
+    let mut env = own(state, job);
+    let missing = |env: &[(String, String)], name: &str| !env.iter().any(|(known, _)| known == name);
+    let with_tasks = missing(&env, TASKS_PER_NODE);
+    let with_master = missing(&env, "MASTER_ADDR") && missing(&env, "MASTER_PORT");
+
+    let list: Vec<&str> = nodes.iter().map(|part| part.node.as_str()).collect();
+    let short = host_list::format(nodes.iter().map(|part| &part.node));
+    let uid = state.users.get(&job.owner).map_or(0, |user| user.uid);
+    let mut put = |name: &str, value: String| env.push((name.to_owned(), value));
+    put("CARREL_JOB_ID", job.id.to_string());
+    put("CARREL_CLUSTER", state.settings.cluster_name.clone());
+    put("CARREL_NODE", part.node.to_string());
+    put("CARREL_NODES", list.join(","));
+    put("CARREL_NNODES", nodes.len().to_string());
+    put("CARREL_RANK", rank.to_string());
+    put("SLURM_JOB_ID", job.id.to_string());
+    put("SLURM_JOBID", job.id.to_string());
+    put("SLURM_JOB_NAME", job.name.clone());
+    put("SLURM_JOB_USER", job.owner.to_string());
+    put("SLURM_JOB_UID", uid.to_string());
+    put("SLURM_JOB_NODELIST", short.clone());
+    put("SLURM_NODELIST", short);
+    put("SLURM_JOB_NUM_NODES", nodes.len().to_string());
+    put("SLURM_NNODES", nodes.len().to_string());
+    put("SLURM_NODEID", rank.to_string());
+    put("SLURMD_NODENAME", part.node.to_string());
+    put("SLURM_CLUSTER_NAME", state.settings.cluster_name.clone());
+    put("SLURM_CPUS_ON_NODE", part.cpus.to_string());
+    put(
+        "SLURM_JOB_CPUS_PER_NODE",
+        repeated(nodes.iter().map(|part| part.cpus)),
+    );
+    put("SLURM_MEM_PER_NODE", (part.memory_bytes >> 20).to_string());
+    put("SLURM_RESTART_COUNT", job.past_runs.len().to_string());
+    put("SLURM_JOB_START_TIME", (placed.started.0 / 1000).to_string());
+    put("SLURM_JOB_END_TIME", (placed.deadline.0 / 1000).to_string());
+    put("SLURM_JOB_PARTITION", job.terms.partition.to_string());
+    put("SLURM_JOB_ACCOUNT", job.terms.account.to_string());
+    put("SLURM_JOB_QOS", job.terms.qos.to_string());
+    if let Some(reservation) = &job.terms.reservation {
+        put("SLURM_JOB_RESERVATION", reservation.to_string());
+    }
+    if with_tasks {
+        // Slurm's SLURM_NTASKS is there only where a number was asked for: programs take it for a promise.
+        put(TASKS_PER_NODE, repeated(nodes.iter().map(|_| 1)));
+    }
+    if with_master {
+        put("MASTER_ADDR", list[0].to_owned());
+        put("MASTER_PORT", master_port(job.id).to_string());
+    }
+    if let Some(batch) = &job.batch {
+        let Place { host, directory } = &batch.submitted_from;
+        put("SLURM_SUBMIT_HOST", host.clone());
+        put("SLURM_SUBMIT_DIR", directory.clone());
+        put("ENVIRONMENT", "BATCH".to_owned());
+        put("SLURM_PROCID", "0".to_owned());
+        put("SLURM_LOCALID", "0".to_owned());
+    }
+    if let (Some(of), Some((array, task))) = (&job.array, job.task()) {
+        put("SLURM_ARRAY_JOB_ID", array.to_string());
+        put("SLURM_ARRAY_TASK_ID", task.to_string());
+        put("SLURM_ARRAY_TASK_COUNT", of.shape.count.to_string());
+        put("SLURM_ARRAY_TASK_MIN", of.shape.min.to_string());
+        put("SLURM_ARRAY_TASK_MAX", of.shape.max.to_string());
+        put("SLURM_ARRAY_TASK_STEP", of.shape.step.to_string());
+    }
+    if !part.gpus.is_empty() {
+        put("SLURM_GPUS_ON_NODE", part.gpus.len().to_string());
+        put("SLURM_GPUS_PER_NODE", part.gpus.len().to_string());
+        put("SLURM_GPUS", job.request.gpus().to_string());
+    }
+    env
+}
+
+/// What the user has asked for.
+fn own(state: &State, job: &Job) -> Vec<(String, String)> {
+    let mut env: Vec<(String, String)> = Vec::with_capacity(48);
+    let copied = |(name, value): (&String, &String)| (name.clone(), value.clone());
+    if let Some(session) = job.session.and_then(|id| state.sessions.get(&id)) {
+        env.extend(session.spec.env.iter().map(copied));
+        env.push(("CARREL_SESSION".into(), session.name.to_string()));
+    }
+    if let Some(batch) = &job.batch {
+        env.extend(batch.env.iter().map(copied));
+    }
+    env
+}
+
+/// The processes that a node of a job has room for: as many as were asked for, else its GPUs, else one.
+pub(super) fn slots(job: &Job, part: &NodeAllocation) -> u32 {
+    let asked = job.batch.as_ref().and_then(|batch| {
+        let (_, value) = batch
+            .env
+            .iter()
+            .find(|(name, _)| *name == "SLURM_NTASKS_PER_NODE")?;
+        value.parse().ok()
+    });
+    asked.unwrap_or(part.gpus.len() as u32).max(1)
+}
+
+/// Where a job's processes meet: jobs that follow each other meet at different ports.
+fn master_port(job: JobId) -> u64 {
+    MASTER_PORTS + job.0 % MASTER_PORTS_COUNT
+}
+
+/// Values of the nodes in their order, as Slurm writes them: "4(x2),2".
+fn repeated(values: impl Iterator<Item = u32>) -> String {
+    let values: Vec<u32> = values.collect();
+    let same = values.chunk_by(|a, b| a == b);
+    let words = same.map(|same| match same {
+        [one] => one.to_string(),
+        [one, ..] => format!("{one}(x{})", same.len()),
+        [] => String::new(),
+    });
+    words.collect::<Vec<_>>().join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_of_nodes_are_written_as_slurm_does() {
+        let text = |values: &[u32]| repeated(values.iter().copied());
+        assert_eq!(text(&[4]), "4");
+        assert_eq!(text(&[4, 4]), "4(x2)");
+        assert_eq!(text(&[4, 4, 2, 4]), "4(x2),2,4");
+    }
+
+    #[test]
+    fn jobs_meet_where_no_client_s_port_is() {
+        assert_eq!(master_port(JobId(7)), 20_007);
+        assert_eq!(master_port(JobId(123_456)), 23_456);
+    }
+}
