@@ -346,7 +346,7 @@ fn a_gang_runs_on_its_first_node() {
     let id = submit(&cluster, ALICE, &args);
     let job = until(&cluster, &id, "FAILED");
     assert_eq!(job["exit_code"], 2, "{job}");
-    assert_eq!(read(&cluster, ALICE, "gang.out"), "n0 0 2 n0,n1 1\n");
+    assert_eq!(read(&cluster, ALICE, "gang.out"), "n0 0 2 n[0-1] 1\n");
     cluster.ready("all GPUs are free", |this| {
         let nodes = this.json(ROOT, ["nodes"]);
         nodes

@@ -188,7 +188,7 @@ fn a_wish_is_held_out_for_and_then_given_up() {
     });
     drop(open(&cluster, "later", &[]));
     let output = patient.wait();
-    assert_eq!(output.stdout.trim(), "n1,n2", "{output}");
+    assert_eq!(output.stdout.trim(), "n[1-2]", "{output}");
     drop(holder);
 }
 

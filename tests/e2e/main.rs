@@ -18,6 +18,7 @@ mod fabric;
 mod faults;
 mod fence;
 mod forward;
+mod gangs;
 mod gpus;
 mod history;
 mod hostile;

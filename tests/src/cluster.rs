@@ -23,6 +23,14 @@ pub const LINK_PORT: u16 = 7443;
 /// Port of byte streams.
 pub const STREAM_PORT: u16 = 7444;
 
+/// The broker's address where nodes have networks of their own.
+const BRIDGE: &str = "10.77.0.1";
+
+/// A node's address where nodes have networks of their own.
+pub fn node_address(index: usize) -> String {
+    format!("10.77.0.{}", index + 10)
+}
+
 /// What a cluster is to be.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -49,6 +57,8 @@ pub struct Options {
     pub agent_configs: Vec<&'static str>,
     /// Room on a disk of the broker's own, MiB; none: it shares the host's.
     pub broker_room_mib: Option<u32>,
+    /// Each node has a network namespace of its own, as a host has, on one bridge with the broker's: [`node_address`].
+    pub networks: bool,
 }
 
 impl Default for Options {
@@ -66,6 +76,7 @@ impl Default for Options {
             own_cpus: false,
             agent_configs: Vec::new(),
             broker_room_mib: None,
+            networks: false,
         }
     }
 }
@@ -80,6 +91,7 @@ pub struct Cluster {
     /// One a node, "n0" first.
     pub agents: Vec<Daemon>,
     sandbox: Sandbox,
+    networks: bool,
 }
 
 impl Cluster {
@@ -108,6 +120,9 @@ impl Cluster {
         for (name, text) in &options.files {
             fs::write(sandbox.root().join(name), text).expect("own file");
         }
+        if options.networks {
+            networks(&sandbox, options.hosts.len());
+        }
         let daemon = |name: &str, env: &[(String, OsString)], program: &str, args: &[OsString]| {
             let mut argv = sandbox.argv(ROOT, env, sandbox.program(program).as_os_str());
             argv.extend_from_slice(args);
@@ -131,6 +146,7 @@ impl Cluster {
             gateway,
             agents: Vec::new(),
             sandbox,
+            networks: options.networks,
         };
         cluster.ready("the broker answers", |this| {
             this.carrel(ROOT, ["nodes"]).run().code == 0
@@ -145,10 +161,7 @@ impl Cluster {
                 cluster.describe(index, host, &env);
             }
             for (name, archive) in &archives {
-                let import =
-                    cluster
-                        .sandbox
-                        .argv(ROOT, &env, cluster.sandbox.program("carrel-node").as_os_str());
+                let import = cluster.on_node(index, &env, cluster.sandbox.program("carrel-node"));
                 let flags = cluster.node_flags(index, options);
                 Cmd::new(import)
                     .args(["image", "import"])
@@ -158,10 +171,7 @@ impl Cluster {
                     .arg(archive)
                     .ok();
             }
-            let mut argv =
-                cluster
-                    .sandbox
-                    .argv(ROOT, &env, cluster.sandbox.program("carrel-node").as_os_str());
+            let mut argv = cluster.on_node(index, &env, cluster.sandbox.program("carrel-node"));
             argv.push("run".into());
             argv.extend(cluster.node_flags(index, options));
             cluster.agents.push(Daemon::start(
@@ -210,7 +220,22 @@ impl Cluster {
 
     /// The broker's address over TLS.
     pub fn tls_address(&self) -> String {
-        format!("https://127.0.0.1:{BROKER_PORT}")
+        format!("https://{}:{BROKER_PORT}", host(self.networks))
+    }
+
+    /// A program of a node's host, with its network.
+    pub fn node_cmd(&self, index: usize, program: impl AsRef<OsStr>) -> Cmd {
+        Cmd::new(self.on_node(index, &[], program))
+    }
+
+    fn on_node(&self, index: usize, env: &[(String, OsString)], program: impl AsRef<OsStr>) -> Vec<OsString> {
+        if !self.networks {
+            return self.sandbox.argv(ROOT, env, program.as_ref());
+        }
+        let mut argv = self.sandbox.argv(ROOT, env, "nsenter".as_ref());
+        argv.push(format!("--net=/run/netns/n{index}").into());
+        argv.push(program.as_ref().to_owned());
+        argv
     }
 
     /// State directory of a node's agent.
@@ -342,10 +367,34 @@ impl Drop for Session<'_> {
     }
 }
 
+/// Where broker and gateway are dialled.
+fn host(networks: bool) -> &'static str {
+    if networks { BRIDGE } else { "127.0.0.1" }
+}
+
+/// Gives so many nodes a network namespace each, and joins them on a bridge with the sandbox's own.
+fn networks(sandbox: &Sandbox, nodes: usize) {
+    let mut script = format!(
+        "set -eu\nip link add lan type bridge\nip addr add {BRIDGE}/24 dev lan\nip link set lan up\n"
+    );
+    for index in 0..nodes {
+        let address = node_address(index);
+        script += &format!(
+            "ip netns add n{index}\nip link add lan{index} type veth peer name nic netns n{index}\n\
+             ip link set lan{index} master lan up\nip -n n{index} link set lo up\n\
+             ip -n n{index} addr add {address}/24 dev nic\nip -n n{index} link set nic up\n"
+        );
+    }
+    Cmd::new(sandbox.argv(ROOT, &[], "bash".as_ref()))
+        .args(["-c", &script])
+        .ok();
+}
+
 fn broker_args(root: &Path, options: &Options) -> Vec<OsString> {
     let mut args: Vec<OsString> = vec!["serve".into(), "--state".into(), root.join("broker").into()];
-    args.extend(["--listen".into(), format!("127.0.0.1:{BROKER_PORT}").into()]);
-    args.extend(["--advertise".into(), format!("127.0.0.1:{BROKER_PORT}").into()]);
+    let host = host(options.networks);
+    args.extend(["--listen".into(), format!("{host}:{BROKER_PORT}").into()]);
+    args.extend(["--advertise".into(), format!("{host}:{BROKER_PORT}").into()]);
     if let Some(image) = options.images.first() {
         args.extend(["--default-image".into(), image.name().into()]);
     }
@@ -362,14 +411,12 @@ fn gateway_args(root: &Path, options: &Options) -> Vec<OsString> {
     let broker = format!("unix:{}", root.join("broker/broker.sock").display());
     let mut args: Vec<OsString> = vec!["gateway".into(), "--state".into(), root.join("gateway").into()];
     args.extend(["--broker".into(), broker.into()]);
-    args.extend(["--listen-ssh".into(), format!("127.0.0.1:{JUMP_PORT}").into()]);
-    args.extend(["--listen-link".into(), format!("127.0.0.1:{LINK_PORT}").into()]);
+    let host = host(options.networks);
+    args.extend(["--listen-ssh".into(), format!("{host}:{JUMP_PORT}").into()]);
+    args.extend(["--listen-link".into(), format!("{host}:{LINK_PORT}").into()]);
     let streams = format!("unix:{}", root.join("gateway/streams.sock").display());
     args.extend(["--listen-streams".into(), streams.into()]);
-    args.extend([
-        "--listen-streams".into(),
-        format!("127.0.0.1:{STREAM_PORT}").into(),
-    ]);
+    args.extend(["--listen-streams".into(), format!("{host}:{STREAM_PORT}").into()]);
     args.extend(options.gateway_flags.iter().map(Into::into));
     args
 }

@@ -381,7 +381,8 @@ impl Nat {
         gangs.retain(|key, _| Some(*key) != without);
         self.replace_chains(gangs.values().collect()).await?;
         let Some(routes) = &self.routes else { return Ok(()) };
-        let failed = routes.set(gangs.values(), first).await?;
+        let is_firsts = |to| first.is_none_or(|gang| gang.peers.iter().any(|peer| peer.address == to));
+        let failed = routes.set(gangs.values(), is_firsts).await?;
         for (to, why) in &failed {
             tracing::warn!(%to, why, "a gang's container on another node is not reached");
         }

@@ -17,12 +17,12 @@ pub(super) struct Routes {
 }
 
 impl Routes {
-    /// Makes the host's routes what these gangs need; what was made for others goes. The routes of `first` are made in any
-    /// case, the others where they are new. Gives what could not be made, by destination, and why.
+    /// Makes the host's routes what these gangs need; what was made for others goes. Those to `anew` are made in any case,
+    /// the others where they are new. Gives what could not be made, by destination, and why.
     pub async fn set(
         &self,
         gangs: impl Iterator<Item = &Gang>,
-        first: Option<&Gang>,
+        anew: impl Fn(Ipv4Addr) -> bool,
     ) -> Result<BTreeMap<Ipv4Addr, String>> {
         let mut wanted: BTreeMap<Ipv4Addr, Ipv4Addr> = BTreeMap::new();
         for peer in gangs.flat_map(|gang| &gang.peers) {
@@ -40,13 +40,9 @@ impl Routes {
         for (to, via) in known.iter().filter(|(to, _)| !wanted.contains_key(to)) {
             self.remove(*to, *via).await?;
         }
-        let of_first = |to: &Ipv4Addr| {
-            let peers = first.into_iter().flat_map(|gang| &gang.peers);
-            peers.into_iter().any(|peer| peer.address == *to)
-        };
         let mut failed = BTreeMap::new();
         for (to, via) in &wanted {
-            if known.get(to) == Some(via) && !of_first(to) {
+            if known.get(to) == Some(via) && !anew(*to) {
                 continue;
             }
             if let Err(error) = self.replace(*to, *via).await {

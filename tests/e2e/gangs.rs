@@ -1,0 +1,237 @@
+//! Gangs whose nodes are hosts of their own: what their members reach of each other, and nobody else of them.
+
+use carrel_tests::cluster::{Cluster, Options, node_address};
+use carrel_tests::user::{ALICE, BOB, ROOT};
+use carrel_tests::wait;
+use serde_json::Value;
+
+use crate::shared::SMALL;
+
+const PORT: u16 = 9000;
+
+/// So many hosts, with these configurations.
+fn hosts(count: usize, agent_configs: Vec<&'static str>) -> Cluster {
+    Cluster::start(&Options {
+        hosts: vec![None; count],
+        agent_configs,
+        networks: true,
+        ..Options::default()
+    })
+}
+
+fn show(cluster: &Cluster, id: &str) -> Value {
+    cluster.json(ROOT, ["show", id])
+}
+
+fn until(cluster: &Cluster, id: &str, state: &str) -> Value {
+    let mut last = Value::Null;
+    cluster.ready(&format!("job {id} is {state}"), |this| {
+        last = show(this, id);
+        last["state"] == state
+    });
+    last
+}
+
+/// The gang's addresses by rank.
+fn addresses(job: &Value) -> Vec<String> {
+    let nodes = job["nodes"].as_array().expect("nodes");
+    let texts = nodes.iter().map(|node| node["address"].as_str());
+    texts.map(|text| text.expect("an address").to_owned()).collect()
+}
+
+/// A command in the network of the container that has an address, from outside of it.
+fn in_network_of(cluster: &Cluster, address: &str, command: &str) -> String {
+    let script = format!(
+        r#"for process in /proc/[0-9]*; do
+             net=$process/ns/net
+             if nsenter --net=$net ip -o -4 addr show dev eth0 2>/dev/null | grep -q "inet {address}/"; then
+               exec nsenter --net=$net sh -c '{command}'
+             fi
+           done
+           echo "no container has {address}" >&2; exit 1"#
+    );
+    cluster.cmd(ROOT, "bash").args(["-c", &script]).ok()
+}
+
+/// A server of one file, "name", in the network of the container that has an address.
+fn serve(cluster: &Cluster, address: &str, name: &str) {
+    let dir = cluster.root().join(format!("www-{name}"));
+    std::fs::create_dir_all(&dir).expect("own directory");
+    std::fs::write(dir.join("name"), format!("{name}\n")).expect("own file");
+    let server = format!(
+        "busybox httpd -p {PORT} -h {} </dev/null >/dev/null 2>&1",
+        dir.display()
+    );
+    in_network_of(cluster, address, &server);
+}
+
+/// What a node's host has for gangs: routes, rules, and containers' interfaces.
+fn traces(cluster: &Cluster, index: usize) -> String {
+    let look = "ip route | grep 10.214; iptables-save | grep 10.214; ip -o link | grep -o veth; true";
+    cluster.node_cmd(index, "sh").args(["-c", look]).ok()
+}
+
+/// A batch gang's first node reaches the others' containers by their nodes' names, and is told of them in all ways that
+/// programs ask; others do not reach them. It outlives agents and broker, and leaves nothing.
+#[test]
+fn members_reach_each_other_and_nobody_else_reaches_them() {
+    let mut cluster = hosts(3, Vec::new());
+    let home = cluster.sandbox().home(ALICE);
+    let script = format!(
+        "for n in n1 n2; do until wget -qO- http://$n:{PORT}/name; do sleep 0.2; done; done\n\
+         hostname; cat $CARREL_HOSTFILE; echo $MASTER_ADDR $SLURM_JOB_NODELIST $SLURM_NNODES $SLURM_TASKS_PER_NODE \
+         $SLURM_NTASKS_PER_NODE $CARREL_NNODES\n\
+         until [ -e again ]; do sleep 0.2; done\n\
+         for n in $MASTER_ADDR n1 job-$SLURM_JOB_ID-2; do until wget -qO- http://$n:{PORT}/name; do sleep 0.2; done; done\n"
+    );
+    let args = [
+        "submit",
+        "--parsable",
+        "-N3",
+        "--ntasks-per-node",
+        "2",
+        "-o",
+        "gang.out",
+        "--wrap",
+    ];
+    let all = [&args[..1], &SMALL, &args[1..], &[&script]].concat();
+    let id = cluster.carrel(ALICE, all).ok().trim().to_owned();
+    let job = until(&cluster, &id, "RUNNING");
+    let given = addresses(&job);
+    for (rank, address) in given.iter().enumerate() {
+        serve(&cluster, address, &format!("n{rank}"));
+    }
+    let said = || std::fs::read_to_string(home.join("gang.out")).unwrap_or_default();
+    let told = "n1\nn2\nn0\nn0 slots=2\nn1 slots=2\nn2 slots=2\nn0 n[0-2] 3 2(x3) 2 3\n";
+    cluster.ready("the others answer", |_| said() == told);
+    let shown = cluster.carrel(ALICE, ["show", &id]).ok();
+    assert!(shown.contains("gang network: routed"), "{shown}");
+
+    // Another gang over the same hosts, and a session on one of them.
+    let other = cluster.open(BOB, "other", &[&SMALL[..], &["-N", "2"]].concat());
+    let lone = cluster.open(BOB, "lone", &[&SMALL[..], &["--nodelist", "n1"]].concat());
+    for session in [&other, &lone] {
+        for address in &given {
+            let tried = session
+                .ssh([format!("wget -T 3 -qO- http://{address}:{PORT}/name")])
+                .run();
+            assert_ne!(tried.code, 0, "{} reaches {address}: {tried}", session.name());
+        }
+    }
+    let peers = other.ssh(["cat /etc/hosts"]).ok();
+    assert!(peers.contains("other-1"), "{peers}");
+    let foreign = format!("http://{}:{PORT}/name", given[1]);
+    let out = cluster
+        .node_cmd(2, "busybox")
+        .args(["wget", "-T", "3", "-qO-", &foreign])
+        .run();
+    assert_ne!(out.code, 0, "a host that has a route is no member: {out}");
+
+    // What is between them is the hosts': nobody's death is noticed, and whoever comes back finds it.
+    cluster.agents[1].kill9();
+    cluster.broker.kill9();
+    let name = in_network_of(
+        &cluster,
+        &given[0],
+        &format!("busybox wget -qO- http://{}:{PORT}/name", given[1]),
+    );
+    assert_eq!(name.trim(), "n1");
+    cluster.broker.restart();
+    cluster.agents[1].restart();
+    cluster.ready("the node is back", |this| {
+        let nodes = this.carrel(ROOT, ["nodes", "--output", "json"]).run();
+        serde_json::from_str::<Value>(&nodes.stdout).is_ok_and(|nodes| {
+            nodes
+                .as_array()
+                .is_some_and(|all| all.len() == 3 && all.iter().all(|node| node["state"] != "DOWN"))
+        })
+    });
+    assert_eq!(addresses(&show(&cluster, &id)), given);
+    // Somebody flushes the host's routes and rules: the next agent puts them back.
+    cluster.agents[2].kill9();
+    let flush =
+        "iptables -F; ip route | grep ^10.214 | grep via | while read to rest; do ip route del $to; done";
+    cluster.node_cmd(2, "sh").args(["-c", flush]).ok();
+    cluster.agents[2].restart();
+    std::fs::write(home.join("again"), "").expect("own file");
+    until(&cluster, &id, "COMPLETED");
+    assert_eq!(said(), format!("{told}n0\nn1\nn2\n"));
+
+    drop((other, lone));
+    for index in 0..3 {
+        wait::until("nothing is left", || traces(&cluster, index).is_empty());
+    }
+}
+
+/// A node that has no way to another says so, and what to do; gangs without it go on being had.
+#[test]
+fn a_way_that_is_none_is_told() {
+    let cluster = hosts(3, vec!["", "address = \"10.99.0.1\"", "address = \"127.0.0.1\""]);
+    let fails = |nodes: &str, parts: &[&str]| {
+        let args = [
+            &["submit", "--parsable"][..],
+            &SMALL,
+            &["-N2", "--nodelist", nodes, "--wrap", "true"],
+        ]
+        .concat();
+        let id = cluster.carrel(ALICE, args).ok().trim().to_owned();
+        let job = until(&cluster, &id, "FAILED");
+        let reason = job["reason"].as_str().expect("a reason").to_owned();
+        for part in parts {
+            assert!(reason.contains(part), "{part:?} is not in {reason}");
+        }
+    };
+    fails(
+        "n0,n1",
+        &["could not be started", "10.99.0.1", "gang_network = \"host\""],
+    );
+    fails("n0,n2", &["could not be started", "127.0.0.1", "node.toml"]);
+    for index in 0..3 {
+        wait::until("nothing is left", || traces(&cluster, index).is_empty());
+    }
+}
+
+/// What operators allow or forbid: the hosts' network for gangs that have all of a host, and nothing at all.
+#[test]
+fn operators_say_what_gangs_get() {
+    const HOST: &str = "gang_network = \"host\"";
+    let cluster = hosts(3, vec![HOST, HOST, "gang_network = \"none\""]);
+    let nodes = cluster.json(ROOT, ["nodes"]);
+    let isolation = |index: usize| nodes[index]["isolation"].as_str().unwrap_or_default().to_owned();
+    let at = format!(
+        "of gangs: the hosts' for whole nodes, else routed (this node is at {})",
+        node_address(0)
+    );
+    assert!(isolation(0).contains(&at), "{nodes}");
+    assert!(isolation(2).contains("of gangs: none"), "{nodes}");
+
+    let whole = ["-N", "2", "--nodelist", "n0,n1", "-c", "104", "--mem", "64M"];
+    let session = cluster.open(ALICE, "whole", &whole);
+    let job = session.record()["job"].clone();
+    assert_eq!(job["nodes"][1]["network"], "host", "{job}");
+    let own = session
+        .ssh(["ip -o addr; cat /etc/hosts; cat /proc/1/net/route | wc -l"])
+        .ok();
+    assert!(own.contains(&format!("{}/24", node_address(0))), "{own}");
+    assert!(own.contains(&format!("{}\tn1 whole-1", node_address(1))), "{own}");
+    let shown = cluster.carrel(ALICE, ["show", "whole"]).ok();
+    assert!(shown.contains("gang network: host"), "{shown}");
+    drop(session);
+
+    let part = cluster.open(
+        ALICE,
+        "part",
+        &[&SMALL[..], &["-N", "2", "--nodelist", "n0,n1"]].concat(),
+    );
+    assert_eq!(part.record()["job"]["nodes"][0]["network"], "routed");
+    drop(part);
+
+    let none = cluster.open(
+        ALICE,
+        "none",
+        &[&SMALL[..], &["-N", "2", "--nodelist", "n1,n2"]].concat(),
+    );
+    let shown = cluster.carrel(ALICE, ["show", "none"]).ok();
+    assert!(shown.contains("gang network: none"), "{shown}");
+    assert_eq!(none.record()["job"]["nodes"][0]["network"], Value::Null);
+}
