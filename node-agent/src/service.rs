@@ -92,6 +92,12 @@ pub async fn run(config: Config, membership: Membership, cancel: CancellationTok
     let kept = ledger.load()?;
     let runtime = Runtime::open(config.runtime.clone()).await?;
     tracing::info!(runtime = runtime.describe(), "containers");
+    if let Err(error) = runtime.resume_network().await {
+        tracing::warn!(
+            error = format!("{error:#}"),
+            "rules and routes of gangs are as the last agent left them"
+        );
+    }
     // Subscribed before the first look, so that nothing falls between.
     let runtime_events = runtime.events();
     let (held, held_of_slices) = watch::channel(Held::new());

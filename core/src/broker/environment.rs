@@ -5,6 +5,8 @@
 //! of a step: that is for who starts steps. GPU visibility, the hosts' GPU indices and the file of hosts are added by the
 //! node.
 
+use std::collections::BTreeMap;
+
 use super::state::State;
 use crate::model::batch::Place;
 use crate::model::host_list;
@@ -114,14 +116,18 @@ fn own(state: &State, job: &Job) -> Vec<(String, String)> {
 
 /// The processes that a node of a job has room for: as many as were asked for, else its GPUs, else one.
 pub(super) fn slots(job: &Job, part: &NodeAllocation) -> u32 {
-    let asked = job.batch.as_ref().and_then(|batch| {
-        let (_, value) = batch
-            .env
-            .iter()
-            .find(|(name, _)| *name == "SLURM_NTASKS_PER_NODE")?;
-        value.parse().ok()
-    });
+    let asked = job.batch.as_ref().and_then(|batch| tasks_per_node(&batch.env));
     asked.unwrap_or(part.gpus.len() as u32).max(1)
+}
+
+/// The tasks of each node, where a number of tasks was asked for: "4(x2)" stands for four.
+fn tasks_per_node(env: &BTreeMap<String, String>) -> Option<u32> {
+    let asked = ["SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"];
+    if !asked.iter().any(|name| env.contains_key(*name)) {
+        return None;
+    }
+    let each = env.get(TASKS_PER_NODE)?;
+    each.split('(').next()?.parse().ok()
 }
 
 /// Where a job's processes meet: jobs that follow each other meet at different ports.
@@ -151,6 +157,29 @@ mod tests {
         assert_eq!(text(&[4]), "4");
         assert_eq!(text(&[4, 4]), "4(x2)");
         assert_eq!(text(&[4, 4, 2, 4]), "4(x2),2,4");
+    }
+
+    #[test]
+    fn slots_are_the_tasks_that_were_asked_for() {
+        let tasks = |pairs: &[(&str, &str)]| {
+            let pairs = pairs
+                .iter()
+                .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+            tasks_per_node(&pairs.collect())
+        };
+        assert_eq!(
+            tasks(&[("SLURM_NTASKS", "8"), ("SLURM_TASKS_PER_NODE", "4(x2)")]),
+            Some(4)
+        );
+        assert_eq!(
+            tasks(&[("SLURM_NTASKS_PER_NODE", "2"), ("SLURM_TASKS_PER_NODE", "2")]),
+            Some(2)
+        );
+        assert_eq!(
+            tasks(&[("SLURM_TASKS_PER_NODE", "1(x2)")]),
+            None,
+            "one a node is what nobody asked for"
+        );
     }
 
     #[test]

@@ -405,6 +405,11 @@ impl Runtime {
         self.inner.network.reach()
     }
 
+    /// Puts back what the host's network lacks for gangs with containers here. For the agent alone, at its start.
+    pub async fn resume_network(&self) -> Result<()> {
+        self.inner.network.resume().await
+    }
+
     /// Makes what leads from a container to its gang what it is to be by now.
     pub async fn follow_gang(&self, key: JobKey, gang: &Gang) -> Result<()> {
         let _lock = self.inner.jobs.lock(key).await;

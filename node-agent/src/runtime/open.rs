@@ -137,12 +137,6 @@ impl Runtime {
             address: options.address,
             boot_id: &boot_id,
         })?;
-        if let Err(error) = network.resume().await {
-            tracing::warn!(
-                error = format!("{error:#}"),
-                "rules and routes of gangs are as the last agent left them"
-            );
-        }
         let cgroups = Cgroups::of_this_host()?;
         let host = HostFacts {
             counts_swap: cgroups.counts_swap(),
