@@ -2,6 +2,7 @@
 //! `{"name": "...", "value": n, "unit": "...", "budget": "..."}`; what it does meanwhile
 //! goes to standard error. `./dev bench NAME` builds the programs in release and runs one.
 
+mod batch;
 mod chaos;
 mod flood;
 mod history;
@@ -49,6 +50,8 @@ enum What {
     Pass(pass::Options),
     /// Accepts, handovers, grants, memory, restarts and kills with many jobs pending, beside a real Slurm.
     Queue(queue::Options),
+    /// Batch jobs that run, steps that begin, and output that arrives, beside a real Slurm.
+    Batch(batch::Options),
     /// Searches and reports over a year of jobs, and a start beside them.
     History(history::Options),
     /// Connections of strangers, for tests of those who listen.
@@ -77,6 +80,7 @@ fn main() -> anyhow::Result<()> {
         What::Openb(options) => openb::run(&options),
         What::Replay(options) => replay::run(&options),
         What::Queue(options) => queue::run(&options),
+        What::Batch(options) => batch::run(&options),
         What::History(options) => history::run(&options),
         What::Flood(options) => flood::run(&options),
         What::PassSocket { socket } => relay::pass_socket(&socket),

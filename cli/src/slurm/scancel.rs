@@ -6,7 +6,7 @@ use carrel_proto::v1;
 
 use super::job::{self, Row};
 use super::options::Takes::{Nothing, Value};
-use super::options::{Given, NONE, ONE_CLUSTER, Usage, noted, refused, used};
+use super::options::{Given, NONE, ONE_CLUSTER, Usage, noted, used};
 use super::{Called, user_name, words};
 use crate::connect::Client;
 use crate::context::request;

@@ -9,13 +9,13 @@ mod accept;
 mod figures;
 mod grant;
 mod handover;
-mod interrupt;
+pub mod interrupt;
 mod kill9;
 mod log;
 mod memory;
 mod restart;
-mod slurm;
-mod stage;
+pub mod slurm;
+pub mod stage;
 
 use std::path::PathBuf;
 
@@ -71,7 +71,7 @@ pub struct Options {
 
 /// A part of the benchmark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
-enum Part {
+pub enum Part {
     /// Durable accepts a second.
     Accept,
     /// From a free GPU to the next job's container.

@@ -59,16 +59,26 @@ impl Peer {
 
     /// Starts a Slurm, measures what compares to these parts, and ends it, whatever happened.
     pub fn measure(&self, parts: &[Part], options: &Options) -> anyhow::Result<Measured> {
+        self.during(|base| self.measured(base, parts, options))
+    }
+
+    /// Does something with a Slurm that is started for it, whose `env.sh` lies in a directory, and ends that.
+    pub fn during<T>(&self, work: impl FnOnce(&Path) -> anyhow::Result<T>) -> anyhow::Result<T> {
         let base = tempfile::Builder::new().prefix("carrel-slurm-").tempdir()?.keep();
         let (script, place) = (self.dir.join(START), base.clone());
         interrupt::set(move || end(&script, &place));
-        let measured = self.measured(&base, parts, options);
+        let done = self.start(&base).and_then(|()| work(&base));
         interrupt::clean_up();
-        measured
+        done
+    }
+
+    fn start(&self, base: &Path) -> anyhow::Result<()> {
+        eprintln!("Slurm: starting {NODES} virtual nodes of {GPUS} GPUs");
+        let place = base.to_str().context("a path in UTF-8")?;
+        run(&self.dir.join(START), &["start", NODES, GPUS, place], &[]).context("Slurm did not start")
     }
 
     fn measured(&self, base: &Path, parts: &[Part], options: &Options) -> anyhow::Result<Measured> {
-        eprintln!("Slurm: starting {NODES} virtual nodes of {GPUS} GPUs");
         let behind = options.scaled(options.behind);
         // What is more of them comes after what is less.
         let memory = options.scaled(options.restart).max(behind + 1);
@@ -77,7 +87,6 @@ impl Peer {
             env.push(("QUICK", "1".to_owned()));
         }
         let place = base.to_str().context("a path in UTF-8")?;
-        run(&self.dir.join(START), &["start", NODES, GPUS, place], &env).context("Slurm did not start")?;
         let args: Vec<&str> = std::iter::once(place).chain(tests_of(parts)).collect();
         run(&self.dir.join(MEASURE), &args, &env).context("Slurm was not measured")?;
         Ok(Measured {
