@@ -53,18 +53,11 @@ use crate::cli::Cli;
 use crate::context::Context;
 use crate::error::CliError;
 
-/// The command line, and the name of Slurm's that the program was called by. Some of these are verbs of ours, with all
-/// their arguments.
+/// The command line, and the name of Slurm's that the program was called by.
 fn called_as(args: Vec<std::ffi::OsString>) -> (Vec<std::ffi::OsString>, Option<&'static str>) {
     let program = args.first().and_then(|program| program.to_str());
     let name = program.and_then(slurm::called_by);
-    match name.and_then(slurm::forwarded) {
-        Some(verb) => {
-            let own = ["carrel", verb].map(Into::into);
-            (own.into_iter().chain(args.into_iter().skip(1)).collect(), None)
-        }
-        None => (args, name),
-    }
+    (args, name)
 }
 
 fn main() -> ExitCode {

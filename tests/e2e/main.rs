@@ -14,6 +14,7 @@ mod chaos;
 mod cpus;
 mod deadlines;
 mod device_login;
+mod drivers;
 mod fabric;
 mod faults;
 mod fence;

@@ -73,6 +73,12 @@ impl Cmd {
         self
     }
 
+    /// It may take so long, in place of the usual.
+    pub fn within(mut self, limit: Duration) -> Self {
+        self.limit = limit;
+        self
+    }
+
     /// The command line.
     pub fn argv(&self) -> &[OsString] {
         &self.argv

@@ -203,31 +203,21 @@ struct Ground {
 
 /// Runs the verb.
 pub async fn run(context: &Context, args: RunArgs) -> Result<u8> {
-    let program = program();
     if !args.noted.quiet {
         for note in args.noted.notes() {
-            terminal::say(format_args!("{program}: {note}"));
+            terminal::say(format_args!("carrel: {note}"));
         }
     }
     let mut signals = Signals::catch()?;
     if let Some(named) = &args.job {
         let place = of_job(context, named).await?;
-        return Box::pin(step(context, &args, program, place, &mut signals)).await;
+        return Box::pin(step(context, &args, place, &mut signals)).await;
     }
     if context.is_inside() {
         let place = inside(context).await?;
-        return Box::pin(step(context, &args, program, place, &mut signals)).await;
+        return Box::pin(step(context, &args, place, &mut signals)).await;
     }
-    alone(context, &args, program, &mut signals).await
-}
-
-/// What messages begin with: scripts look for "srun:".
-fn program() -> &'static str {
-    let name = std::env::args_os().next().unwrap_or_default();
-    match Path::new(&name).file_name() {
-        Some(name) if name == "srun" => "srun",
-        Some(_) | None => "carrel",
-    }
+    alone(context, &args, &mut signals).await
 }
 
 /// The allocation of a job that runs.
@@ -327,12 +317,7 @@ async fn inside(context: &Context) -> Result<Ground> {
 }
 
 /// With an allocation of its own.
-async fn alone(
-    context: &Context,
-    args: &RunArgs,
-    program: &'static str,
-    signals: &mut Signals,
-) -> Result<u8> {
+async fn alone(context: &Context, args: &RunArgs, signals: &mut Signals) -> Result<u8> {
     let mut request = args.request.clone();
     if let Some(StepGres::Gpus(gpus)) = &args.gres {
         request.gpus_per_node = Some(gpus.clone());
@@ -350,7 +335,7 @@ async fn alone(
     let ran = async {
         let job = allocation.job()?;
         let place = of_message(job, None)?;
-        Box::pin(step(context, args, program, place, signals)).await
+        Box::pin(step(context, args, place, signals)).await
     };
     let ran = ran.await;
     allocation.free(&mut crate::signals::Signals::catch()?).await?;
@@ -418,13 +403,7 @@ fn nodes_for(args: &RunArgs, nodes: &[Node]) -> Result<Vec<Node>> {
     Ok(all)
 }
 
-async fn step(
-    context: &Context,
-    args: &RunArgs,
-    program: &'static str,
-    place: Ground,
-    signals: &mut Signals,
-) -> Result<u8> {
+async fn step(context: &Context, args: &RunArgs, place: Ground, signals: &mut Signals) -> Result<u8> {
     let parts = layout(&asked(args, place.own.is_some()), &nodes_for(args, &place.nodes)?)?;
     let here = std::env::current_dir().context("cannot find the working directory")?;
     let elsewhere =
@@ -443,7 +422,6 @@ async fn step(
         .unwrap_or_default();
     let (stdout, stderr) = files(args, &place, &here)?;
     let step = Step {
-        program,
         job: place.job,
         first,
         start,

@@ -17,6 +17,7 @@ mod scontrol;
 mod sinfo;
 mod sprio;
 mod squeue;
+mod srun;
 mod sshare;
 mod sstat;
 mod words;
@@ -67,11 +68,6 @@ fn user_name(text: &str) -> String {
 pub fn called_by(program: &str) -> Option<&'static str> {
     let name = Path::new(program).file_name()?.to_str()?;
     NAMES.into_iter().find(|known| *known == name)
-}
-
-/// The verb with which another name is the same, with all its arguments.
-pub fn forwarded(name: &str) -> Option<&'static str> {
-    (name == "srun").then_some("run")
 }
 
 /// Runs a command. Returns the program's exit code; what goes wrong is said here, in Slurm's form.
@@ -126,6 +122,7 @@ async fn command(name: &'static str, args: &[String]) -> Result<u8> {
     match name {
         "sbatch" => sbatch::run(&called()?, args).await,
         "salloc" => Box::pin(salloc::run(&called()?, args)).await,
+        "srun" => Box::pin(srun::run(&called()?, args)).await,
         "squeue" => match given(&squeue::USAGE, args, false)? {
             Some(given) => squeue::run(&called()?, given).await,
             None => Ok(0),
@@ -207,7 +204,5 @@ mod tests {
         for other in ["carrel", "/usr/bin/carrel", "squeue.sh", "", "/"] {
             assert_eq!(called_by(other), None, "{other}");
         }
-        assert_eq!(forwarded("srun"), Some("run"));
-        assert_eq!(forwarded("squeue"), None);
     }
 }

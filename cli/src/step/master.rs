@@ -53,8 +53,6 @@ pub enum Input {
 
 /// What is to be run.
 pub struct Step {
-    /// This program's name, for messages.
-    pub program: &'static str,
     /// The job.
     pub job: u64,
     /// The job's first node, which numbers steps.
@@ -190,12 +188,11 @@ async fn claimed(step: &Step, of: usize, hears: &mut mpsc::Receiver<(usize, From
             From::Said(Event::Claimed(claimed)) if index == of => return Ok(claimed.step),
             From::Said(Event::Waiting(why)) => {
                 say(format_args!(
-                    "{}: the step waits on {}: {why} (--overlap runs beside it)",
-                    step.program,
+                    "carrel: the step waits on {}: {why} (--overlap runs beside it)",
                     name(index)
                 ));
             }
-            From::Said(Event::Note(note)) => say(format_args!("{}: {}: {note}", step.program, name(index))),
+            From::Said(Event::Note(note)) => say(format_args!("carrel: {}: {note}", name(index))),
             From::Said(Event::Refused(why)) => {
                 return Err(CliError::failed(format!(
                     "the step cannot run on {}: {why}",
@@ -386,7 +383,7 @@ impl Running {
             }
             From::Said(Event::InputTaken(_)) => feed.taken(index),
             From::Said(Event::Refused(why)) => self.lost(index, &why).await,
-            From::Said(Event::Note(note)) => say(format_args!("{}: {note}", self.step.program)),
+            From::Said(Event::Note(note)) => say(format_args!("carrel: {note}")),
             From::Said(Event::Waiting(_) | Event::Claimed(_) | Event::Started(_)) => {}
             From::Gone(why) => {
                 feed.taken(index);
@@ -420,7 +417,7 @@ impl Running {
             .parts
             .get(index)
             .map_or("a node", |part| &part.node.name);
-        say(format_args!("{}: error: {name}: {why}", self.step.program));
+        say(format_args!("carrel: error: {name}: {why}"));
         self.failed = true;
         if let Some(ranks) = self.left.get_mut(index) {
             ranks.clear();
@@ -451,8 +448,8 @@ impl Running {
                     return;
                 }
                 say(format_args!(
-                    "{}: interrupt: sent to the tasks of step {}.{} (again within a second kills them)",
-                    self.step.program, self.step.job, self.number
+                    "carrel: interrupt: sent to the tasks of step {}.{} (again within a second kills them)",
+                    self.step.job, self.number
                 ));
                 self.signal(Signal::SIGINT).await;
             }
@@ -480,8 +477,7 @@ impl Running {
             self.end_at = None;
             self.step.wait = None;
             say(format_args!(
-                "{}: the first task ended some time ago: the others are ended (--wait)",
-                self.step.program
+                "carrel: the first task ended some time ago: the others are ended (--wait)"
             ));
             self.terminate().await;
         }
@@ -499,8 +495,7 @@ impl Running {
             let name = self.step.parts.get(index).map_or("", |part| &part.node.name);
             let plural = if ranks.len() == 1 { "" } else { "s" };
             say(format_args!(
-                "{}: error: {name}: task{plural} {}: {}",
-                self.step.program,
+                "carrel: error: {name}: task{plural} {}: {}",
                 ranges(&ranks),
                 end.in_words()
             ));

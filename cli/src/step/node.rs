@@ -22,6 +22,7 @@ use v1::step_event::What as Event;
 use v1::step_says::What as Says;
 
 use super::claims::{self, Claim, Claimed, Need, Process, Whole};
+use super::signals::Signals;
 use super::variables::{self, Variables};
 use super::{file_name, frames, window};
 use crate::error::{CliError, Context as _, Result};
@@ -52,6 +53,8 @@ pub struct NodeArgs {
 
 /// Runs the tasks that the first message on stdin asks for.
 pub async fn run(args: &NodeArgs) -> Result<u8> {
+    // What is sent to all processes of the container is for the tasks; this lives as long as they do.
+    let _caught = Signals::catch()?;
     let mut said = Said {
         input: stdio::input(),
         read: BytesMut::new(),

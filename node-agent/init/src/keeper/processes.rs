@@ -6,6 +6,9 @@ use std::fs;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, getpid};
 
+/// Where the agent mounts Carrel's own programs.
+const OWN_PROGRAMS: &str = "/.carrel/bin";
+
 /// Every living process below this one, except those `spared` and what is below them.
 pub fn below(spared: &[Pid]) -> Vec<Pid> {
     let mut children: BTreeMap<i32, Vec<i32>> = BTreeMap::new();
@@ -48,6 +51,11 @@ fn living_parent(pid: i32) -> Option<i32> {
         return None;
     }
     fields.next()?.parse().ok()
+}
+
+/// Whether a process runs one of Carrel's own programs.
+pub fn is_carrels(pid: Pid) -> bool {
+    fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|program| program.starts_with(OWN_PROGRAMS))
 }
 
 /// Signals them all. That one is gone by now is no matter.

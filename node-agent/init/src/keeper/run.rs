@@ -390,7 +390,8 @@ impl Keeper {
         let is_shell =
             |pid: &Pid| self.started.get(pid).is_some_and(|started| started.shell) || is_script(pid);
         let mut all = self.others();
-        all.retain(|pid| is_shell(pid) == shells);
+        // What runs steps hands signals on: its tasks have this one already.
+        all.retain(|pid| is_shell(pid) == shells && (shells || !super::processes::is_carrels(*pid)));
         super::processes::signal_all(&all, &[signal]);
     }
 
