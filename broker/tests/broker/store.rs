@@ -148,6 +148,7 @@ fn array(id: u64) -> ArrayRecord {
         completed: "3-5".parse().expect("a set"),
         failed: IndexSet::default(),
         exit_code: 7,
+        lowered: true,
     }
 }
 

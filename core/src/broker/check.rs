@@ -269,7 +269,7 @@ fn check_arrays(state: &State) -> Vec<Violation> {
                 }
                 Phase::Ended { .. } => {}
             }
-            if part.throttle.is_some_and(|most| running > most) {
+            if !record.lowered && part.throttle.is_some_and(|most| running > most) {
                 found.push(wrong(*id, "more tasks run than may at once"));
             }
         }

@@ -214,6 +214,9 @@ pub struct ArrayRecord {
     /// The highest exit code of those that have left it.
     #[serde(default)]
     pub exit_code: i32,
+    /// Its throttle was lowered while tasks ran: more than it lets start may still run.
+    #[serde(default)]
+    pub lowered: bool,
 }
 
 impl ArrayRecord {

@@ -60,6 +60,7 @@ impl Broker {
                 completed: IndexSet::default(),
                 failed: IndexSet::default(),
                 exit_code: 0,
+                lowered: false,
             });
             Arc::new(ArrayPart {
                 array: id,

@@ -106,12 +106,16 @@ impl Broker {
             .hint("one is submitted with --array=0-99%5"));
         };
         let most = (most > 0).then_some(most);
-        let all = self
-            .state
-            .arrays
-            .get(&array)
-            .map(|array| array.record.tasks.clone());
-        let jobs = self.state.jobs_of_tasks(array, &all.unwrap_or_default());
+        let Some(known) = self.state.arrays.get(&array).cloned() else {
+            return Ok(());
+        };
+        if most.is_some_and(|most| known.running > most) && !known.record.lowered {
+            self.put_array(crate::model::array::ArrayRecord {
+                lowered: true,
+                ..(*known.record).clone()
+            });
+        }
+        let jobs = self.state.jobs_of_tasks(array, &known.record.tasks);
         // What is over says what held then.
         for job in jobs.iter().filter(|job| !job.state().is_final()) {
             let part = job.array.as_ref().filter(|part| part.throttle != most);
