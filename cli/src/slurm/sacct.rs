@@ -525,13 +525,14 @@ mod tests {
         let over = Row {
             state: JobState::Cancelled,
             said: "cancelled by root".into(),
+            elapsed_s: 100,
             ..runs()
         };
-        insta::assert_snapshot!(listed("--format=JobID%8,State,ExitCode,Elapsed%-9", &[over]), @r"
-           JobID      State ExitCode Elapsed   
-        -------- ---------- -------- --------- 
-            12_3 CANCELLED+      0:0 20413-16+
-        ");
+        assert_eq!(
+            listed("--format=JobID%8,State,ExitCode,Elapsed%-9", &[over]),
+            "   JobID      State ExitCode Elapsed   \n\
+             -------- ---------- -------- --------- \n\x20   12_3 CANCELLED+      0:0 00:01:40  \n"
+        );
         assert_eq!(
             listed("-nPX --delimiter=; -o state,exitcode", &[runs()]),
             "RUNNING;0:0\n"

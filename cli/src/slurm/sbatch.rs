@@ -8,6 +8,10 @@ use crate::commands::submit::{self, Face, SubmitArgs};
 use crate::error::{CliError, Kind, Result};
 use crate::output;
 
+/// What `--output` is: its default is not that of `carrel submit`.
+const OUTPUT: &str = "File of its output, in the working directory unless it is absolute; patterns: %j %x %u %N %A %a \
+                      [default: slurm-%j.out, and slurm-%A_%a.out of an array]";
+
 /// The command line. What it takes is what `carrel submit` takes, under Slurm's names alone.
 pub fn command() -> clap::Command {
     let command = clap::Command::new("sbatch")
@@ -17,7 +21,7 @@ pub fn command() -> clap::Command {
         .after_help("")
         .override_usage("sbatch [OPTIONS] [SCRIPT [ARGS]]")
         .mut_arg("stdout", |arg| {
-            arg.long("output").alias("stdout").value_name("FILE")
+            arg.long("output").alias("stdout").value_name("FILE").help(OUTPUT)
         })
         .mut_arg("what", |arg| {
             arg.value_name("SCRIPT [ARGS]")
