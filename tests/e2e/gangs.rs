@@ -112,7 +112,7 @@ fn members_reach_each_other_and_nobody_else_reaches_them() {
     for session in [&other, &lone] {
         for address in &given {
             let tried = session
-                .ssh([format!("wget -T 3 -qO- http://{address}:{PORT}/name")])
+                .ssh([format!("timeout 5 wget -qO- http://{address}:{PORT}/name")])
                 .run();
             assert_ne!(tried.code, 0, "{} reaches {address}: {tried}", session.name());
         }
@@ -122,7 +122,7 @@ fn members_reach_each_other_and_nobody_else_reaches_them() {
     let foreign = format!("http://{}:{PORT}/name", given[1]);
     let out = cluster
         .node_cmd(2, "busybox")
-        .args(["wget", "-T", "3", "-qO-", &foreign])
+        .args(["timeout", "5", "busybox", "wget", "-qO-", &foreign])
         .run();
     assert_ne!(out.code, 0, "a host that has a route is no member: {out}");
 

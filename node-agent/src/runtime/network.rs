@@ -224,6 +224,7 @@ impl Network {
         };
         nat.prepare().await?;
         if let Some(gang) = gang {
+            gang.check()?;
             nat.files.put(key, gang)?;
             nat.change(None, Some(gang)).await?;
         }
@@ -245,13 +246,20 @@ impl Network {
     pub async fn follow(&self, key: JobKey, gang: &Gang) -> Result<()> {
         let Some(nat) = &self.nat else { return Ok(()) };
         // One that was never joined, or has left: nothing is to be made for it.
-        match nat.files.get(key)? {
-            Some(known) if known != *gang => {}
-            Some(_) | None => return Ok(()),
+        let Some(known) = nat.files.get(key)? else {
+            return Ok(());
+        };
+        // The range may be another one by now: its addresses are of that of its start.
+        let gang = Gang {
+            subnet: known.subnet,
+            ..gang.clone()
+        };
+        if gang == known {
+            return Ok(());
         }
         nat.prepare().await?;
-        nat.files.put(key, gang)?;
-        nat.change(None, Some(gang)).await
+        nat.files.put(key, &gang)?;
+        nat.change(None, Some(&gang)).await
     }
 
     /// Puts the host's rules and routes in place if there is anything that they are for: an agent before this one may have

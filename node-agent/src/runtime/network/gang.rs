@@ -62,17 +62,19 @@ impl Gang {
             peers.push(GangPeer { address, node, via });
         }
         let subnet = job.gang_subnet;
-        let outside = peers
-            .iter()
-            .map(|peer| peer.address)
-            .chain([own])
-            .find(|one| !subnet.has(*one));
-        ensure!(
-            outside.is_none(),
-            "the gang's address {} is not of the range {subnet}",
-            outside.unwrap_or(own)
-        );
         Ok(Some(Self { subnet, own, peers }))
+    }
+
+    /// All of its addresses are of the range.
+    ///
+    /// # Errors
+    /// One is not: the range was changed between.
+    pub(super) fn check(&self) -> Result<()> {
+        let mut all = self.peers.iter().map(|peer| peer.address).chain([self.own]);
+        match all.find(|address| !self.subnet.has(*address)) {
+            Some(outside) => bail!("the gang's address {outside} is not of the range {}", self.subnet),
+            None => Ok(()),
+        }
     }
 }
 
