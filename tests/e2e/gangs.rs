@@ -126,6 +126,8 @@ fn members_reach_each_other_and_nobody_else_reaches_them() {
         .run();
     assert_ne!(out.code, 0, "a host that has a route is no member: {out}");
 
+    drop((other, lone));
+
     // What is between them is the hosts': nobody's death is noticed, and whoever comes back finds it.
     cluster.agents[1].kill9();
     cluster.broker.kill9();
@@ -152,7 +154,6 @@ fn members_reach_each_other_and_nobody_else_reaches_them() {
     until(&cluster, &id, "COMPLETED");
     assert_eq!(said(), format!("{told}n0\nn1\nn2\n"));
 
-    drop((other, lone));
     // They are no processes of the job, and keep its network.
     cluster.cmd(ROOT, "kill").args(&servers).ok();
     for index in 0..3 {
