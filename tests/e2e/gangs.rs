@@ -76,11 +76,11 @@ fn members_reach_each_other_and_nobody_else_reaches_them() {
     let mut cluster = hosts(3, Vec::new());
     let home = cluster.sandbox().home(ALICE);
     let script = format!(
-        "for n in n1 n2; do until wget -qO- http://$n:{PORT}/name; do sleep 0.2; done; done\n\
+        "for n in n1 n2; do until wget -qO- http://$n:{PORT}/name 2>/dev/null; do sleep 0.2; done; done\n\
          hostname; cat $CARREL_HOSTFILE; echo $MASTER_ADDR $SLURM_JOB_NODELIST $SLURM_NNODES $SLURM_TASKS_PER_NODE \
          $SLURM_NTASKS_PER_NODE $CARREL_NNODES\n\
          until [ -e again ]; do sleep 0.2; done\n\
-         for n in $MASTER_ADDR n1 job-$SLURM_JOB_ID-2; do until wget -qO- http://$n:{PORT}/name; do sleep 0.2; done; done\n"
+         for n in $MASTER_ADDR n1 job-$SLURM_JOB_ID-2; do until wget -qO- http://$n:{PORT}/name 2>/dev/null; do sleep 0.2; done; done\n"
     );
     let args = [
         "submit",
