@@ -3,6 +3,7 @@
 use std::process::{Command, Stdio};
 
 use carrel_tests::cluster::{Cluster, Options};
+use carrel_tests::image::Image;
 use carrel_tests::programs::repository;
 use carrel_tests::user::ALICE;
 
@@ -31,6 +32,7 @@ fn copy(from: &std::path::Path, to: &std::path::Path) {
 fn submitit_does_not_notice() {
     let cluster = Cluster::start(&Options {
         hosts: vec![None, None],
+        images: vec![Image::Debian],
         ..Options::default()
     });
     let home = cluster.sandbox().home(ALICE);
@@ -53,13 +55,17 @@ fn submitit_does_not_notice() {
         .within(std::time::Duration::from_mins(5))
         .run();
     let logs = || {
-        let found = Command::new("grep")
-            .args(["-rn", "", "--include=*.out", "--include=*.err"])
-            .arg(&work)
-            .output();
-        found
-            .map(|found| String::from_utf8_lossy(&found.stdout).into_owned())
-            .unwrap_or_default()
+        let jobs = cluster
+            .carrel(ALICE, ["history", "--output", "json"])
+            .run()
+            .stdout;
+        let said = (1..8).map(|job| {
+            cluster
+                .carrel(ALICE, ["logs", &job.to_string()])
+                .run()
+                .to_string()
+        });
+        jobs + &said.collect::<String>()
     };
     assert_eq!(driven.code, 0, "{driven}\n{}", logs());
     assert_eq!(driven.stdout, "job\narray\ngang\nagain\nall\n", "{driven}");

@@ -347,7 +347,15 @@ impl Row {
                 Some(uid) => format!("CANCELLED by {uid}"),
                 None => "CANCELLED".to_owned(),
             },
-            (state, _) => view::job_state(state).to_owned(),
+            _ => self.state_name().to_owned(),
+        }
+    }
+
+    /// Slurm's records know no states in between, and tools take what they do not know for the end.
+    pub fn state_name(&self) -> &'static str {
+        match self.state {
+            JobState::Configuring | JobState::Completing => view::job_state(JobState::Running),
+            state => view::job_state(state),
         }
     }
 }

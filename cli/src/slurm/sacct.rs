@@ -11,7 +11,7 @@ use super::options::{Given, NO_MORE_TALK, NONE, ONE_CLUSTER, Usage, noted, refus
 use super::{Called, json, user_name, words};
 use crate::connect::Client;
 use crate::error::Result;
-use crate::{output, times, view};
+use crate::{output, times};
 
 /// The command.
 pub const USAGE: Usage = Usage {
@@ -481,7 +481,7 @@ async fn found(client: &mut Client, request: &v1::ListHistoryRequest) -> Result<
 
 /// "RUNNING", for the JSON.
 pub fn state_name(row: &Row) -> &'static str {
-    view::job_state(row.state)
+    row.state_name()
 }
 
 #[cfg(test)]

@@ -85,10 +85,22 @@ impl World {
             .nodes;
         nodes.sort_by(|a, b| host_list::natural(&a.name, &b.name));
         let partitions = client.list_partitions(v1::ListPartitionsRequest {}).await?;
+        let mut partitions = partitions.into_inner().partitions;
+        if partitions.is_empty() {
+            // Where operators have made none, all nodes are one.
+            let all = nodes.iter().map(|node| node.name.as_str()).collect::<Vec<_>>();
+            partitions.push(v1::Partition {
+                name: "all".to_owned(),
+                default: true,
+                nodes: all.join(","),
+                node_count: u32::try_from(all.len()).unwrap_or(u32::MAX),
+                ..v1::Partition::default()
+            });
+        }
         let cluster = client.get_cluster(v1::GetClusterRequest {}).await?.into_inner();
         Ok(Self {
             nodes,
-            partitions: partitions.into_inner().partitions,
+            partitions,
             default_time_s: cluster.default_time_s,
             longest_s: cluster.max_time_s,
         })
