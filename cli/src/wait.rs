@@ -393,15 +393,18 @@ pub async fn patiently(client: &mut Client, name: &JobRef) -> Result<v1::Job> {
 /// no watching, and it is asked for now and then.
 pub async fn until_over(client: &mut Client, name: &JobRef, inside: bool) -> Result<v1::Job> {
     const AGAIN: Duration = Duration::from_secs(1);
-    while inside {
+    if !inside {
+        return watch_until(client, name, |job| job.ended_ms.is_some()).await;
+    }
+    loop {
         match client.get_job(request(name)).await {
             Ok(job) if job.get_ref().ended_ms.is_some() => return Ok(job.into_inner()),
-            Ok(_) => tokio::time::sleep(AGAIN).await,
-            Err(status) if is_passing(status.code()) => tokio::time::sleep(AGAIN).await,
+            Ok(_) => {}
+            Err(status) if is_passing(status.code()) => {}
             Err(status) => return Err(status.into()),
         }
+        tokio::time::sleep(AGAIN).await;
     }
-    watch_until(client, name, |job| job.ended_ms.is_some()).await
 }
 
 /// Waits until a job is in another state than it was, or waits for another run.

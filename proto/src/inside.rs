@@ -26,7 +26,7 @@ pub const DEADLINE: &str = "/.carrel/api/deadline.json";
 pub const HOSTFILE_NAME: &str = "hostfile";
 /// The same, as programs in the container find it: the value of `CARREL_HOSTFILE` in every channel.
 pub const HOSTFILE: &str = "/.carrel/api/hostfile";
-/// Metadata key of the allocation that a call comes from, a [`JobKey`](carrel_core::model::ids::JobKey) as text:
+/// Metadata key of the allocation that a call comes from, a [`JobKey`] as text:
 /// set by agents alone.
 pub const HEADER: &str = "carrel-job";
 

@@ -74,6 +74,7 @@ impl Cmd {
     }
 
     /// It may take so long, in place of the usual.
+    #[must_use]
     pub fn within(mut self, limit: Duration) -> Self {
         self.limit = limit;
         self

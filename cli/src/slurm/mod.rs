@@ -45,7 +45,7 @@ pub struct Called {
 
 impl Called {
     /// Whoever asks: their login name.
-    fn user(&self) -> Result<String> {
+    fn user() -> Result<String> {
         let uid = nix::unistd::getuid();
         let known = nix::unistd::User::from_uid(uid)
             .ok()

@@ -82,7 +82,7 @@ pub async fn run(called: &Called, given: Given) -> Result<u8> {
     };
     let mut failed = false;
     let targets: Vec<(JobRef, Option<Row>)> = if conditions {
-        let chosen = chosen(called, &given, &mut client, &names).await?;
+        let chosen = chosen(&given, &mut client, &names).await?;
         chosen
             .into_iter()
             .map(|row| (row.name_ref(), Some(row)))
@@ -141,11 +141,11 @@ impl Row {
     }
 }
 
-async fn chosen(called: &Called, given: &Given, client: &mut Client, names: &[JobRef]) -> Result<Vec<Row>> {
+async fn chosen(given: &Given, client: &mut Client, names: &[JobRef]) -> Result<Vec<Row>> {
     let mut users: Vec<String> = given.list("user").iter().map(|user| user_name(user)).collect();
     if given.has("me") || users.is_empty() {
         // As in Slurm: whoever may not end others' jobs does not mean them.
-        users.push(called.user()?);
+        users.push(Called::user()?);
     }
     let states = words::states(&given.list("state"))?.filter(|_| given.has("state"));
     let nodes = given.value("nodelist").unwrap_or_default();

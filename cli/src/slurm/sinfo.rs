@@ -531,12 +531,11 @@ fn lines(given: &Given, world: &World, layout: &Layout<Line>) -> Result<Vec<Line
             if given.has("Node") {
                 key.push(node.name.clone());
             }
-            match groups.get(&key) {
-                Some(at) => lines[*at].nodes.push(node.clone()),
-                None => {
-                    groups.insert(key, lines.len());
-                    lines.push(alone);
-                }
+            if let Some(at) = groups.get(&key) {
+                lines[*at].nodes.push(node.clone());
+            } else {
+                groups.insert(key, lines.len());
+                lines.push(alone);
             }
         }
         // A partition without nodes is one all the same.

@@ -295,7 +295,7 @@ fn from_environment(given: &mut Given) {
 
 async fn once(called: &Called, given: &Given) -> Result<()> {
     let layout = layout(given)?;
-    let wanted = Wanted::of(called, given)?;
+    let wanted = Wanted::of(given)?;
     let mut client = called.context.client().await?;
     let mut rows = job::list(&mut client, wanted.ended).await?;
     if let [only] = wanted.jobs.as_slice()
@@ -357,7 +357,7 @@ struct Wanted {
 }
 
 impl Wanted {
-    fn of(called: &Called, given: &Given) -> Result<Self> {
+    fn of(given: &Given) -> Result<Self> {
         let states = match given.value("states") {
             Some(_) => words::states(&given.list("states"))?,
             None => Some(
@@ -374,7 +374,7 @@ impl Wanted {
             .map(|user| super::user_name(user))
             .collect();
         if given.has("me") {
-            users.push(called.user()?);
+            users.push(Called::user()?);
         }
         let mut jobs = job::names(&given.all("jobs"))
             .map_err(|error| USAGE.wrong(&format!("Invalid job id: {error}")))?;
@@ -387,7 +387,7 @@ impl Wanted {
         Ok(Self {
             jobs,
             users,
-            not_user: given.has("notme").then(|| called.user()).transpose()?,
+            not_user: given.has("notme").then(Called::user).transpose()?,
             accounts: given.list("account"),
             partitions: given.list("partition"),
             qos: given.list("qos"),

@@ -118,7 +118,7 @@ pub async fn run(called: &Called, given: Given) -> Result<u8> {
     let users: Vec<String> = match (given.has("users"), given.has("all")) {
         (true, _) => given.list("users").iter().map(|user| user_name(user)).collect(),
         (false, true) => Vec::new(),
-        (false, false) => vec![called.user()?],
+        (false, false) => vec![Called::user()?],
     };
     let wanted = given.list("accounts");
     let mut lines = Vec::new();

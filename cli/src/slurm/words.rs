@@ -329,7 +329,7 @@ mod tests {
 
     #[test]
     fn dates_are_written_in_all_of_slurm_s_ways() {
-        let at = |text: &str| time_gone_by(text).map(|at| units::rfc3339(at));
+        let at = |text: &str| time_gone_by(text).map(units::rfc3339);
         for text in [
             "2026-11-22",
             "11/22/26",

@@ -86,7 +86,7 @@ async fn named(called: &Called, words: &[&str]) -> Result<Vec<carrel_core::model
     for word in words {
         match word.split_once('=') {
             Some((key, name)) if key.eq_ignore_ascii_case("jobname") || key.eq_ignore_ascii_case("name") => {
-                let user = called.user()?;
+                let user = Called::user()?;
                 let rows = job::list(&mut called.context.client().await?, false).await?;
                 let own = rows.iter().filter(|row| row.name == name && row.user == user);
                 found.extend(own.map(|row| carrel_core::model::ids::JobId(row.id).into()));

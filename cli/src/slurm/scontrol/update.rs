@@ -18,7 +18,7 @@ pub async fn run(called: &Called, words: &[&str]) -> Result<u8> {
     match first.as_str() {
         "job" | "jobid" => job_update(called, which, &pairs[1..]).await,
         "jobname" | "name" => {
-            let user = called.user()?;
+            let user = Called::user()?;
             let rows = job::list(&mut called.context.client().await?, false).await?;
             let own = rows.iter().filter(|row| row.name == *which && row.user == user);
             let ids: Vec<String> = own.map(|row| row.id.to_string()).collect();
@@ -128,7 +128,7 @@ fn update(pairs: &[(String, String)], limit: Option<u64>) -> Result<v1::UpdateJo
                 update.conditions = Some(conditions);
             }
             "arraytaskthrottle" => {
-                update.array_throttle = Some(value.parse().map_err(|_| wrong("a number of tasks"))?)
+                update.array_throttle = Some(value.parse().map_err(|_| wrong("a number of tasks"))?);
             }
             // Slurm's way to say so.
             "priority" if value == "0" => update.hold = Some(true),

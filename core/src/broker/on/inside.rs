@@ -31,7 +31,7 @@ impl State {
         for mount in &request.spec.container.mounts {
             must_be_had(mount, &container.mounts)?;
         }
-        self.narrow_terms(job, &mut request)?;
+        narrow_terms(job, &mut request)?;
         Ok(request)
     }
 
@@ -43,28 +43,28 @@ impl State {
         let session = job.session.and_then(|id| self.sessions.get(&id))?;
         Some((&session.spec.image, &session.spec.container))
     }
+}
 
-    fn narrow_terms(&self, job: &Job, request: &mut SubmitJob) -> Result<(), Reject> {
-        let Terms {
-            account,
-            qos,
-            partition,
-            reservation,
-            ..
-        } = &job.terms;
-        let asked = &mut request.spec.terms;
-        must_be_own("account", asked.account.as_ref(), account)?;
-        must_be_own("partition", asked.partition.as_ref(), partition)?;
-        if asked.reservation.is_some() && asked.reservation != *reservation {
-            return Err(no_wider("another reservation than its own"));
-        }
-        asked.account = Some(account.clone());
-        asked.partition = Some(partition.clone());
-        if asked.qos.is_none() {
-            asked.qos = Some(qos.clone());
-        }
-        Ok(())
+fn narrow_terms(job: &Job, request: &mut SubmitJob) -> Result<(), Reject> {
+    let Terms {
+        account,
+        qos,
+        partition,
+        reservation,
+        ..
+    } = &job.terms;
+    let asked = &mut request.spec.terms;
+    must_be_own("account", asked.account.as_ref(), account)?;
+    must_be_own("partition", asked.partition.as_ref(), partition)?;
+    if asked.reservation.is_some() && asked.reservation != *reservation {
+        return Err(no_wider("another reservation than its own"));
     }
+    asked.account = Some(account.clone());
+    asked.partition = Some(partition.clone());
+    if asked.qos.is_none() {
+        asked.qos = Some(qos.clone());
+    }
+    Ok(())
 }
 
 fn must_be_own<T: PartialEq + std::fmt::Display>(
