@@ -59,6 +59,12 @@ pub(super) async fn open_stream(
 /// A job of the caller's: nobody enters what is another's.
 async fn own_job(call: &Call, state: &State, id: u64) -> Result<Arc<Job>, Status> {
     let job = call.job(state, &job_ref(id, "")?).await?;
+    // From inside a job its own containers are reached, and not those of what it has submitted.
+    if call.asker.caller.job().is_some_and(|own| own.job != job.id) {
+        return Err(Status::permission_denied(
+            "from inside a job only its own containers can be reached",
+        ));
+    }
     if job.owner != call.asker.caller.user {
         call.asker
             .caller
