@@ -178,7 +178,10 @@ mod tests {
         job.nodes[0].gpus = vec![slice(3, "0.5 by time-slice")];
         assert_eq!(holdings(&job), "h100-01 GPU 3 (0.5 by time-slice)");
         job.nodes = vec![node("a", vec![5]), node("b", vec![0, 2])];
-        assert_eq!(describe(&job, &[]), "a GPU 5, b GPUs 0,2 (exclusive, gang network: none)");
+        assert_eq!(
+            describe(&job, &[]),
+            "a GPU 5, b GPUs 0,2 (exclusive, gang network: none)"
+        );
         job = v1::Job {
             nodes: vec![node("a", vec![])],
             ..Default::default()

@@ -227,6 +227,25 @@ fn a_step_alone_has_an_allocation_of_its_own() {
     terminal.ask("echo $((6 * 7))", "42");
     terminal.line("exit 6");
     assert_eq!(terminal.wait(), 6);
+    let tasks = [
+        "alloc",
+        "-n",
+        "2",
+        "--mem",
+        "512M",
+        "--",
+        "carrel",
+        "run",
+        "-l",
+        "printenv",
+        "SLURM_NTASKS",
+    ];
+    let said = cluster.carrel(ALICE, tasks).run();
+    assert_eq!(
+        (said.code, lines(&said.stdout)),
+        (0, lines("0: 2\n1: 2")),
+        "{said}"
+    );
     let mut long = Terminal::start(&run(&["-J", "step-alone", "sh", "-c", "echo begun; sleep 100"]));
     long.expect("begun");
     long.write("\x03");

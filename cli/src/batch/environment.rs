@@ -164,6 +164,18 @@ fn is_of_this_place(name: &str) -> bool {
     OF_THIS_PLACE.contains(&name) || OF_THIS_PLACE_BEGIN.iter().any(|begin| name.starts_with(begin))
 }
 
+/// Says in an allocation of how many tasks it was asked for with, where it was: steps in it are as many.
+pub fn put_tasks(spec: &mut v1::SessionSpec, tasks: &TaskArgs) {
+    if tasks.is_empty() {
+        return;
+    }
+    let nodes = spec.resources.as_ref().map_or(1, |resources| resources.nodes);
+    for variable in of_tasks(tasks, nodes) {
+        spec.env.retain(|known| known.name != variable.name);
+        spec.env.push(variable);
+    }
+}
+
 /// What Slurm says of tasks: the broker knows nodes and CPUs.
 pub fn of_tasks(tasks: &TaskArgs, nodes: u32) -> Vec<v1::EnvVar> {
     let per_node = tasks.ntasks_per_node;

@@ -5,6 +5,7 @@ use carrel_proto::v1;
 
 use super::attach::line_of;
 use crate::attach::{self, Exit, Way};
+use crate::batch::environment;
 use crate::connect::{Address, Client};
 use crate::context::{self, Context};
 use crate::error::{CliError, Kind, Result};
@@ -81,6 +82,7 @@ pub async fn run(context: &Context, args: AllocArgs) -> Result<u8> {
         ..Default::default()
     };
     let mut spec = args.request.over(base)?;
+    environment::put_tasks(&mut spec, &args.request.tasks);
     args.idle.over(&mut spec);
     let mut signals = Signals::catch()?;
     let address = context.address()?;
