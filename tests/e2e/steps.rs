@@ -87,7 +87,7 @@ fn a_session_runs_steps() {
 #[test]
 fn steps_wait_for_each_other() {
     let cluster = shared::cluster();
-    let session = cluster.open(ALICE, "waits", &["-c", "2", "--mem", "512M"]);
+    let session = cluster.open(ALICE, "waits", &["--cpus", "2", "--mem", "512M"]);
     let run = |command: &str| session.ssh([command.to_owned()]);
     let order = run(
         "carrel run -n 2 sh -c 'until [ -e waits-go ]; do sleep 0.1; done; echo first >> waits-order' & \

@@ -404,7 +404,16 @@ fn nodes_for(args: &RunArgs, nodes: &[Node]) -> Result<Vec<Node>> {
 }
 
 async fn step(context: &Context, args: &RunArgs, place: Ground, signals: &mut Signals) -> Result<u8> {
-    let parts = layout(&asked(args, place.own.is_some()), &nodes_for(args, &place.nodes)?)?;
+    let inside = place.own.is_some();
+    let nodes = nodes_for(args, &place.nodes)?;
+    let mut asked = asked(args, inside);
+    let mut parts = layout(&asked, &nodes);
+    if parts.is_err() && inside && args.request.tasks.cpus_per_task.is_none() {
+        // What the allocation was asked for with counts for as many tasks as it was asked for.
+        asked.cpus_per_task = 1;
+        parts = layout(&asked, &nodes).or(parts);
+    }
+    let parts = parts?;
     let here = std::env::current_dir().context("cannot find the working directory")?;
     let elsewhere =
         parts.iter().any(|part| place.own != Some(part.node.rank)) || place.own.is_none_or(|own| own != 0);
@@ -414,7 +423,7 @@ async fn step(context: &Context, args: &RunArgs, place: Ground, signals: &mut Si
     } else {
         None
     };
-    let start = start(args, &place, &parts, &here)?;
+    let start = start(args, &asked, &place, &parts, &here)?;
     let first = place
         .nodes
         .first()
@@ -440,8 +449,13 @@ async fn step(context: &Context, args: &RunArgs, place: Ground, signals: &mut Si
 }
 
 /// What all of the step's nodes are told.
-fn start(args: &RunArgs, place: &Ground, parts: &[Part], here: &Path) -> Result<v1::StepStart> {
-    let asked = asked(args, place.own.is_some());
+fn start(
+    args: &RunArgs,
+    asked: &Asked,
+    place: &Ground,
+    parts: &[Part],
+    here: &Path,
+) -> Result<v1::StepStart> {
     let own = environment::own();
     let whole = place.own.is_some()
         && args
