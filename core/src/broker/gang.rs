@@ -15,38 +15,64 @@ use crate::model::resources::{Allocation, NodeAllocation};
 /// come free is not soon another's.
 const SPREAD: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// What each rank of an allocation gets: the hosts' network where the job has these hosts whole and their operator allows
-/// it, else addresses of its own where all nodes can route them, else nothing.
-pub(super) fn networks(
-    state: &State,
-    job: &Job,
-    allocation: &Allocation,
-    generation: Generation,
-) -> Vec<RankNetwork> {
-    let count = allocation.nodes.len();
-    let nothing = vec![RankNetwork::Own; count];
-    if count < 2 {
-        return nothing;
+/// Addresses of gangs that are not free, as one pass knows them: whoever has any is looked for once, when the first gang
+/// starts.
+#[derive(Debug, Default)]
+pub(super) struct Addresses(Option<BTreeSet<Ipv4Addr>>);
+
+impl Addresses {
+    /// What each rank of an allocation gets: the hosts' network where the job has these hosts whole and their operator
+    /// allows it, else addresses of its own where all nodes can route them, else nothing.
+    pub fn networks(
+        &mut self,
+        state: &State,
+        job: &Job,
+        allocation: &Allocation,
+        generation: Generation,
+    ) -> Vec<RankNetwork> {
+        let count = allocation.nodes.len();
+        let nothing = vec![RankNetwork::Own; count];
+        if count < 2 {
+            return nothing;
+        }
+        let inventories = allocation.nodes.iter().map(|part| {
+            let record = state.nodes.get(&part.node)?;
+            Some((part, &record.inventory))
+        });
+        let Some(nodes) = inventories.collect::<Option<Vec<_>>>() else {
+            return nothing;
+        };
+        let is_open = |(part, inventory): &(&NodeAllocation, &Inventory)| {
+            inventory.reach.host && inventory.reach.address.is_some() && is_whole(part, inventory)
+        };
+        if !is_root(state, job) && nodes.iter().all(is_open) {
+            return vec![RankNetwork::Host; count];
+        }
+        if !nodes.iter().all(|(_, inventory)| can_route(&inventory.reach)) {
+            return nothing;
+        }
+        self.give(state, generation, count).map_or(nothing, |given| {
+            given.into_iter().map(RankNetwork::Routed).collect()
+        })
     }
-    let inventories = allocation.nodes.iter().map(|part| {
-        let record = state.nodes.get(&part.node)?;
-        Some((part, &record.inventory))
-    });
-    let Some(nodes) = inventories.collect::<Option<Vec<_>>>() else {
-        return nothing;
-    };
-    let is_open = |(part, inventory): &(&NodeAllocation, &Inventory)| {
-        inventory.reach.host && inventory.reach.address.is_some() && is_whole(part, inventory)
-    };
-    if !is_root(state, job) && nodes.iter().all(is_open) {
-        return vec![RankNetwork::Host; count];
+
+    /// So many addresses that nobody has; none: the range has not as many left.
+    fn give(&mut self, state: &State, generation: Generation, count: usize) -> Option<Vec<Ipv4Addr>> {
+        let subnet: Subnet = state.settings.gang_subnet;
+        let taken = self.0.get_or_insert_with(|| taken(state));
+        let usable = subnet.usable();
+        let first = (generation.0.wrapping_mul(SPREAD) >> 32) as u32 % usable;
+        let all = (0..usable).map(|n| subnet.nth((first + n) % usable));
+        let given: Vec<Ipv4Addr> = all
+            .filter(|address| !taken.contains(address))
+            .take(count)
+            .collect();
+        if given.len() < count {
+            return None;
+        }
+        taken.extend(&given);
+        Some(given)
     }
-    if !nodes.iter().all(|(_, inventory)| can_route(&inventory.reach)) {
-        return nothing;
-    }
-    addresses(state, generation, count).map_or(nothing, |given| {
-        given.into_iter().map(RankNetwork::Routed).collect()
-    })
 }
 
 fn can_route(reach: &Reach) -> bool {
@@ -71,20 +97,6 @@ fn is_root(state: &State, job: &Job) -> bool {
             session.is_some_and(|session| session.spec.container.root)
         }
     }
-}
-
-/// So many addresses that nobody has; none: the range has not as many left.
-fn addresses(state: &State, generation: Generation, count: usize) -> Option<Vec<Ipv4Addr>> {
-    let subnet: Subnet = state.settings.gang_subnet;
-    let taken = taken(state);
-    let usable = subnet.usable();
-    let first = (generation.0.wrapping_mul(SPREAD) >> 32) as u32 % usable;
-    let all = (0..usable).map(|n| subnet.nth((first + n) % usable));
-    let given: Vec<Ipv4Addr> = all
-        .filter(|address| !taken.contains(address))
-        .take(count)
-        .collect();
-    (given.len() == count).then_some(given)
 }
 
 /// Addresses of gangs that hold something, and what nodes report besides: jobs that no record knows have theirs, too. A

@@ -69,6 +69,7 @@ struct Pass {
     kept_out: bool,
     /// Lines of which some job has been looked at.
     looked: BTreeSet<u32>,
+    addresses: gang::Addresses,
 }
 
 impl Pass {
@@ -82,6 +83,7 @@ impl Pass {
             headroom: Headroom::default(),
             kept_out: false,
             looked: BTreeSet::new(),
+            addresses: gang::Addresses::default(),
         }
     }
 }
@@ -260,7 +262,7 @@ impl Broker {
             };
             match found {
                 Ok(allocation) => {
-                    let nodes = self.give(pass.now, &job, allocation);
+                    let nodes = self.give(pass.now, &job, allocation, &mut pass.addresses);
                     pass.promises.given(&self.state, &job, &nodes);
                     return Look::Started;
                 }
@@ -383,12 +385,18 @@ impl Broker {
     }
 
     /// Gives a job, or the next task of an array, what it starts on. The nodes.
-    fn give(&mut self, now: Timestamp, job: &Job, allocation: Allocation) -> Vec<NodeName> {
+    fn give(
+        &mut self,
+        now: Timestamp,
+        job: &Job,
+        allocation: Allocation,
+        addresses: &mut gang::Addresses,
+    ) -> Vec<NodeName> {
         let job = &self.start_of_array(job);
         self.state.next_generation = self.state.next_generation.next();
         let nodes: Vec<NodeName> = allocation.nodes.iter().map(|part| part.node.clone()).collect();
         let charges = self.state.charges(&job.terms.qos, &allocation);
-        let networks = gang::networks(&self.state, job, &allocation, self.state.next_generation);
+        let networks = addresses.networks(&self.state, job, &allocation, self.state.next_generation);
         let rank = |network| RankStatus {
             network,
             ..RankStatus::default()
