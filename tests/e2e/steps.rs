@@ -103,6 +103,18 @@ fn steps_wait_for_each_other() {
     run("T=7654; carrel run -n 2 sleep $T & until pgrep -f 'sleep 765[4]' > /dev/null; do sleep 0.1; done; kill -9 $!; \
         while pgrep -f 'sleep 765[4]' > /dev/null; do sleep 0.1; done; carrel run -I -n 2 true")
     .ok();
+    // What runs its tasks is killed: they go with it, and the step says so.
+    run(
+        "carrel run -n 2 sh -c 'touch waits-up-$SLURM_PROCID; exec sleep 7656' & \
+        until [ -e waits-up-0 ] && [ -e waits-up-1 ]; do sleep 0.1; done; \
+        pkill -9 -f 'carrel step-nod[e]'; wait $!; code=$?; \
+        while pgrep -f '^sleep 7656' > /dev/null; do sleep 0.1; done; exit $code",
+    )
+    .run()
+    .fails(1, &["what ran the tasks ended with signal: 9"]);
+    // Who reads slowly reads all of it, though the tasks are long over.
+    let slow = run("carrel run seq 1 280000 | (sleep 4; md5sum)").ok();
+    assert_eq!(slow, run("seq 1 280000 | md5sum").ok());
     // Signals go to the tasks; one's bad end is all tasks' end where that is asked for.
     run("carrel run -n 2 sh -c 'trap \"exit 9\" USR1; touch waits-$SLURM_PROCID; while :; do sleep 0.1; done' & \
         until [ -e waits-0 ] && [ -e waits-1 ]; do sleep 0.1; done; kill -USR1 $!; wait $!")
@@ -128,9 +140,10 @@ fn a_gangs_script_runs_steps_on_all_nodes() {
         carrel run -n6 sh -c '[ $SLURM_PROCID = 5 ] && exit 7; exit 0'\n\
         code=$?\n\
         echo ready > gang.ready\n\
-        until [ -e gang.go ]; do sleep 0.1; done\n\
+        carrel run -N3 -n3 sh -c 'touch up-$SLURM_PROCID; until [ -e gang.go ]; do sleep 0.1; done; echo over' > over.out\n\
         carrel run -n6 sh -c 'echo again' > again.out\n\
-        carrel run -N2 -n2 seq 1 30000 | md5sum > much.out\n\
+        carrel run -N2 -n2 -l seq 1 30000 | sort -n | md5sum > much.out\n\
+        (seq 1 30000 | sed 's/^/0: /'; seq 1 30000 | sed 's/^/1: /') | sort -n | md5sum > expected.out\n\
         exit $code\n";
     let path = cluster.sandbox().home(ALICE).join("gang.sh");
     std::fs::write(&path, script).expect("a script");
@@ -175,10 +188,17 @@ fn a_gangs_script_runs_steps_on_all_nodes() {
         .carrel(BOB, ["run", "--job", &id, "--overlap", "true"])
         .run()
         .fails(5, &[]);
-    // A job that waits for its broker and its agents goes on when they are back.
+    // A step that is under way outlives its broker, its gateway and the agents at both of its ends.
+    cluster.ready("a step is under way", |this| {
+        (0..3).all(|rank| this.sandbox().home(ALICE).join(format!("up-{rank}")).exists())
+    });
     cluster.broker.kill9();
+    cluster.gateway.kill9();
+    cluster.agents[0].kill9();
     cluster.agents[1].kill9();
     cluster.broker.restart();
+    cluster.gateway.restart();
+    cluster.agents[0].restart();
     cluster.agents[1].restart();
     cluster.ready("the broker answers", |this| {
         this.carrel(ROOT, ["ps"]).run().code == 0
@@ -193,8 +213,9 @@ fn a_gangs_script_runs_steps_on_all_nodes() {
         read(&cluster, ALICE, "gang.out")
     );
     assert_eq!(read(&cluster, ALICE, "again.out"), "again\n".repeat(6));
-    let pairs: String = (1..=30_000).map(|number| format!("{number}\n")).collect();
-    assert!(!pairs.is_empty() && read(&cluster, ALICE, "much.out").len() == 36);
+    assert_eq!(read(&cluster, ALICE, "over.out"), "over\n".repeat(3));
+    let much = read(&cluster, ALICE, "much.out");
+    assert_eq!((much.len(), &much), (36, &read(&cluster, ALICE, "expected.out")));
     cluster
         .carrel(ALICE, ["run", "--job", &id, "true"])
         .run()

@@ -1,7 +1,6 @@
 //! Names of a step's output files (`man srun`, "IO Redirection").
 
-/// Widest number that a pattern may ask for, as in Slurm.
-const MAX_WIDTH: usize = 10;
+use carrel_core::model::batch::{NO_INDEX, fill};
 
 /// What is known where a step is begun: the job's part of the patterns.
 #[derive(Clone, Debug, Default)]
@@ -19,9 +18,13 @@ pub struct Job {
 /// Fills in what the job says; what a task says (`%t %n %N %s %J`) stays for its node.
 pub fn of_job(pattern: &str, job: &Job) -> String {
     fill(pattern, |letter, number| match letter {
+        // For the second time.
+        '%' => Some("%%".to_owned()),
         'j' => Some(number(job.id)),
         'A' => Some(number(job.array.map_or(job.id, |(array, _)| array))),
-        'a' => Some(number(job.array.map_or(4_294_967_294, |(_, index)| index.into()))),
+        'a' => Some(number(
+            job.array.map_or(NO_INDEX.into(), |(_, index)| index.into()),
+        )),
         'x' => Some(job.name.clone()),
         'u' => Some(job.user.clone()),
         'J' => Some(format!("{}.%s", number(job.id))),
@@ -31,14 +34,14 @@ pub fn of_job(pattern: &str, job: &Job) -> String {
 
 /// Fills in the rest.
 pub fn of_task(pattern: &str, rank: u32, step: u32, node_index: u32, node: &str) -> String {
-    let filled = fill(pattern, |letter, number| match letter {
+    fill(pattern, |letter, number| match letter {
+        '%' => Some("%".to_owned()),
         't' => Some(number(rank.into())),
         's' => Some(number(step.into())),
         'n' => Some(number(node_index.into())),
         'N' => Some(node.split('.').next().unwrap_or(node).to_owned()),
         _ => None,
-    });
-    filled.replace("%%", "%")
+    })
 }
 
 /// Whether no two tasks share such a file.
@@ -46,7 +49,7 @@ pub fn is_one_tasks(pattern: &str) -> bool {
     let mut one = false;
     fill(pattern, |letter, _| {
         one |= letter == 't';
-        None
+        (letter == '%').then(String::new)
     });
     one
 }
@@ -56,35 +59,9 @@ pub fn is_the_nodes(pattern: &str) -> bool {
     let mut of_node = false;
     fill(pattern, |letter, _| {
         of_node |= matches!(letter, 't' | 'n' | 'N');
-        None
+        (letter == '%').then(String::new)
     });
     of_node
-}
-
-fn fill(pattern: &str, mut with: impl FnMut(char, &dyn Fn(u64) -> String) -> Option<String>) -> String {
-    let mut name = String::with_capacity(pattern.len() + 16);
-    let mut rest = pattern;
-    while let Some(at) = rest.find('%') {
-        name.push_str(&rest[..at]);
-        let after = &rest[at + 1..];
-        if let Some(behind) = after.strip_prefix('%') {
-            name.push_str("%%");
-            rest = behind;
-            continue;
-        }
-        let digits = after.len() - after.trim_start_matches(|c: char| c.is_ascii_digit()).len();
-        let width = after[..digits].parse().unwrap_or(0_usize).min(MAX_WIDTH);
-        let number = |value: u64| format!("{value:0width$}");
-        let letter = after[digits..].chars().next();
-        if let Some((letter, filled)) = letter.and_then(|letter| Some((letter, with(letter, &number)?))) {
-            name.push_str(&filled);
-            rest = &after[digits + letter.len_utf8()..];
-        } else {
-            name.push('%');
-            rest = after;
-        }
-    }
-    name + rest
 }
 
 #[cfg(test)]

@@ -194,16 +194,6 @@ fn too_many(asked: &Asked, nodes: &[Node], tasks: u32, room: u32) -> CliError {
     }
 }
 
-/// Counts as Slurm writes them: "2(x3),1".
-pub fn in_short(counts: &[u32]) -> String {
-    let runs = counts.chunk_by(|a, b| a == b);
-    let runs = runs.map(|run| match run {
-        [one] => one.to_string(),
-        more => format!("{}(x{})", more[0], more.len()),
-    });
-    runs.collect::<Vec<_>>().join(",")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -292,9 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_are_short() {
-        assert_eq!(in_short(&[2, 2, 2, 1]), "2(x3),1");
-        assert_eq!(in_short(&[4]), "4");
+    fn orders_are_read() {
         assert_eq!("cyclic:block".parse(), Ok(Distribution::Cyclic));
         assert_eq!("plane=4".parse(), Ok(Distribution::Plane(4)));
         assert!("plane=0".parse::<Distribution>().is_err() && "x".parse::<Distribution>().is_err());

@@ -29,6 +29,8 @@ use crate::terminal::say;
 
 /// Messages of nodes that are not looked at yet.
 const QUEUE: usize = 256;
+/// Stands for the node that numbers a step, where it is none of the step's.
+const COUNTER: usize = usize::MAX;
 /// Input that is under way at a time.
 const INPUT: usize = 64 * 1024;
 /// Two Ctrl-C within this end tasks at once.
@@ -152,14 +154,13 @@ async fn claim(
         .is_some_and(|part| part.node.rank != step.first.0)
     {
         let (rank, name) = &step.first;
-        let counter = usize::MAX;
-        let mut link = doors.open(*rank, name, counter, heard.clone()).await?;
+        let mut link = doors.open(*rank, name, COUNTER, heard.clone()).await?;
         let asks = v1::StepStart {
             ranks: Vec::new(),
             ..step.start.clone()
         };
         link.say(Says::Start(asks)).await;
-        number = Some(claimed(step, counter, hears).await?);
+        number = Some(claimed(step, COUNTER, hears).await?);
     }
     for (index, link) in links.iter_mut().enumerate() {
         let part = &step.parts[index];
@@ -199,8 +200,8 @@ async fn claimed(step: &Step, of: usize, hears: &mut mpsc::Receiver<(usize, From
                     name(index)
                 )));
             }
-            // What numbers a step has nothing more to say.
-            From::Gone(None) if index == usize::MAX => {}
+            // What has numbered the step has nothing more to say.
+            From::Gone(_) if index == COUNTER && of != COUNTER => {}
             From::Gone(why) => {
                 let why = why.unwrap_or_else(|| "it has ended".to_owned());
                 return Err(CliError::failed(format!(

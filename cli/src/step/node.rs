@@ -17,7 +17,7 @@ use nix::unistd::Pid;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::unix::pipe;
 use tokio::process::{Child, Command};
-use tokio::sync::{Mutex, mpsc};
+use tokio::sync::{Mutex, mpsc, watch};
 use v1::step_event::What as Event;
 use v1::step_says::What as Says;
 
@@ -38,7 +38,7 @@ const READ: usize = 32 * 1024;
 const QUEUE: usize = 64;
 /// What a person types at a terminal to end the input: Ctrl-D.
 const END_OF_INPUT: u8 = 4;
-/// How long output is read after a task's end, where something that it left behind holds it open.
+/// How long more output is waited for after a task's end, where something that it left behind holds it open.
 const AFTERWARDS: Duration = Duration::from_secs(2);
 /// Between the signals that end a task for good.
 const GRACE: Duration = Duration::from_secs(5);
@@ -558,6 +558,13 @@ fn pid_of(child: &Child) -> Pid {
     )
 }
 
+/// So long nothing came after the task's end.
+async fn silence(is_over: &mut watch::Receiver<bool>) {
+    // The other end lives as long as whoever reads.
+    is_over.wait_for(|over| *over).await.ok();
+    tokio::time::sleep(AFTERWARDS).await;
+}
+
 /// Tells what a task writes, and then how it ended.
 async fn follow(
     mut child: Child,
@@ -567,13 +574,19 @@ async fn follow(
     ends: mpsc::Sender<u32>,
 ) {
     let mut readers = tokio::task::JoinSet::new();
+    let (over, is_over) = watch::channel(false);
     for (stderr, mut stream) in streams {
-        let events = events.clone();
+        let (events, mut is_over) = (events.clone(), is_over.clone());
         readers.spawn(async move {
             let mut buffer = BytesMut::with_capacity(READ);
             loop {
                 buffer.reserve(READ);
-                match stream.read_buf(&mut buffer).await {
+                // Both are safe to cancel. How long the client takes for what was read counts for nothing.
+                let read = tokio::select! {
+                    read = stream.read_buf(&mut buffer) => read,
+                    () = silence(&mut is_over) => return,
+                };
+                match read {
                     // A terminal whose last process has gone says so with an error.
                     Ok(0) | Err(_) => return,
                     Ok(_) => {
@@ -590,9 +603,8 @@ async fn follow(
         });
     }
     let status = child.wait().await;
-    let rest = async { while readers.join_next().await.is_some() {} };
-    tokio::time::timeout(AFTERWARDS, rest).await.ok();
-    readers.abort_all();
+    over.send_replace(true);
+    while readers.join_next().await.is_some() {}
     let exited = match status {
         Ok(status) => v1::StepExited {
             rank,

@@ -1,10 +1,11 @@
-//! The environment of a step's tasks (`man srun`, OUTPUT ENVIRONMENT VARIABLES), and what torchrun's readers look for.
+//! The environment of a step's tasks (`man srun`, OUTPUT ENVIRONMENT VARIABLES), and RANK and the like, which PyTorch's
+//! rendezvous reads; where it meets, the allocation says.
 
 use std::collections::BTreeMap;
 
 use carrel_proto::v1;
 
-use super::layout::in_short;
+use carrel_core::model::host_list::in_short;
 
 /// Variables by name.
 pub type Variables = BTreeMap<String, String>;
@@ -24,9 +25,6 @@ const OF_THE_NODE: [&str; 12] = [
     "SLURM_JOB_GPUS",
     "SLURM_MEM_PER_NODE",
 ];
-/// Ports for MASTER_PORT, by job and step: below those that systems give out by themselves.
-const PORTS: std::ops::Range<u64> = 20_000..30_000;
-
 /// What all tasks of a step have on this node.
 pub fn of_step(start: &v1::StepStart, step: u32, own: Variables) -> Variables {
     let given = start
@@ -48,10 +46,6 @@ pub fn of_step(start: &v1::StepStart, step: u32, own: Variables) -> Variables {
     };
     let tasks: u32 = start.tasks_per_node.iter().sum();
     let nodes = start.nodes.len().to_string();
-    let job: u64 = all
-        .get("SLURM_JOB_ID")
-        .and_then(|id| id.parse().ok())
-        .unwrap_or(0);
     let mut put = |name: &str, value: String| drop(all.insert(name.to_owned(), value));
     put("SLURM_STEP_ID", step.to_string());
     put("SLURM_STEPID", step.to_string());
@@ -70,16 +64,6 @@ pub fn of_step(start: &v1::StepStart, step: u32, own: Variables) -> Variables {
     put("SLURM_GTIDS", ranks.join(","));
     put("WORLD_SIZE", tasks.to_string());
     put("LOCAL_WORLD_SIZE", start.ranks.len().to_string());
-    if start.nodes.len() == 1 {
-        all.entry("MASTER_ADDR".to_owned())
-            .or_insert_with(|| "127.0.0.1".to_owned());
-    } else if let Some(first) = start.nodes.first() {
-        all.entry("MASTER_ADDR".to_owned())
-            .or_insert_with(|| first.clone());
-    }
-    let range = PORTS.end - PORTS.start;
-    let port = PORTS.start + job.wrapping_mul(16).wrapping_add(u64::from(step)) % range;
-    all.entry("MASTER_PORT".to_owned()).or_insert(port.to_string());
     all
 }
 
@@ -154,7 +138,6 @@ mod tests {
             ("WORLD_SIZE", "4"),
             ("LOCAL_WORLD_SIZE", "2"),
             ("CUDA_VISIBLE_DEVICES", "GPU-2"),
-            ("MASTER_ADDR", "n1"),
             ("MASTER_PORT", "1"),
             ("SEED", "7"),
             ("PATH", "/bin"),

@@ -56,7 +56,7 @@ pub(super) fn of(state: &State, job: &Job, placed: &Placed, rank: usize) -> Vec<
     put("SLURM_CPUS_ON_NODE", part.cpus.to_string());
     put(
         "SLURM_JOB_CPUS_PER_NODE",
-        repeated(nodes.iter().map(|part| part.cpus)),
+        host_list::in_short(nodes.iter().map(|part| &part.cpus)),
     );
     put("SLURM_MEM_PER_NODE", (part.memory_bytes >> 20).to_string());
     put("SLURM_RESTART_COUNT", job.past_runs.len().to_string());
@@ -70,7 +70,7 @@ pub(super) fn of(state: &State, job: &Job, placed: &Placed, rank: usize) -> Vec<
     }
     if with_tasks {
         // Slurm's SLURM_NTASKS is there only where a number was asked for: programs take it for a promise.
-        put(TASKS_PER_NODE, repeated(nodes.iter().map(|_| 1)));
+        put(TASKS_PER_NODE, host_list::in_short(nodes.iter().map(|_| &1)));
     }
     if with_master {
         put("MASTER_ADDR", list[0].to_owned());
@@ -135,29 +135,9 @@ fn master_port(job: JobId) -> u64 {
     MASTER_PORTS + job.0 % MASTER_PORTS_COUNT
 }
 
-/// Values of the nodes in their order, as Slurm writes them: "4(x2),2".
-fn repeated(values: impl Iterator<Item = u32>) -> String {
-    let values: Vec<u32> = values.collect();
-    let same = values.chunk_by(|a, b| a == b);
-    let words = same.map(|same| match same {
-        [one] => one.to_string(),
-        [one, ..] => format!("{one}(x{})", same.len()),
-        [] => String::new(),
-    });
-    words.collect::<Vec<_>>().join(",")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn values_of_nodes_are_written_as_slurm_does() {
-        let text = |values: &[u32]| repeated(values.iter().copied());
-        assert_eq!(text(&[4]), "4");
-        assert_eq!(text(&[4, 4]), "4(x2)");
-        assert_eq!(text(&[4, 4, 2, 4]), "4(x2),2,4");
-    }
 
     #[test]
     fn slots_are_the_tasks_that_were_asked_for() {

@@ -12,7 +12,7 @@ pub const DEFAULT_OUTPUT: &str = "carrel-%j.out";
 /// The same of a task of an array.
 pub const DEFAULT_ARRAY_OUTPUT: &str = "carrel-%A_%a.out";
 /// What Slurm writes for the array index of a job that is in no array (`NO_VAL`).
-const NO_INDEX: u32 = 4_294_967_294;
+pub const NO_INDEX: u32 = 4_294_967_294;
 /// Widest number that a pattern may ask for, as in Slurm.
 const MAX_WIDTH: usize = 10;
 
@@ -107,38 +107,47 @@ pub fn file_name(pattern: &str, of: OutputOf<'_>) -> String {
         return pattern.replace('\\', "");
     }
     let index = of.task.map_or(NO_INDEX, |(_, index)| index);
-    let mut name = String::with_capacity(pattern.len() + 16);
+    fill(pattern, |letter, number| match letter {
+        '%' => Some("%".to_owned()),
+        'j' => Some(number(of.job.0)),
+        'A' => Some(number(of.task.map_or(of.job, |(array, _)| array).0)),
+        'J' => Some(format!("{}.batch", of.job)),
+        's' => Some("batch".to_owned()),
+        'a' => Some(number(u64::from(index))),
+        'b' => Some(number(u64::from(index % 10))),
+        'n' | 't' => Some(number(0)),
+        'N' => Some(short(of.node).to_owned()),
+        'u' => Some(of.user.to_string()),
+        'x' => Some(of.name.to_owned()),
+        _ => None,
+    })
+}
+
+/// A text with its patterns filled in: a percent sign, digits that say how wide a number is, and a letter. `with` gives what
+/// a letter stands for, with the number's width applied by its second argument; none: the pattern stays.
+pub fn fill(pattern: &str, mut with: impl FnMut(char, &dyn Fn(u64) -> String) -> Option<String>) -> String {
+    let mut filled = String::with_capacity(pattern.len() + 16);
     let mut rest = pattern;
     while let Some(at) = rest.find('%') {
-        name.push_str(&rest[..at]);
+        filled.push_str(&rest[..at]);
         let after = &rest[at + 1..];
         let digits = after.len() - after.trim_start_matches(|c: char| c.is_ascii_digit()).len();
         let width = after[..digits].parse().unwrap_or(0_usize).min(MAX_WIDTH);
         let number = |value: u64| format!("{value:0width$}");
-        let letter = after[digits..].chars().next();
-        let filled = match letter {
-            Some('%') if digits == 0 => Some("%".to_owned()),
-            Some('j') => Some(number(of.job.0)),
-            Some('A') => Some(number(of.task.map_or(of.job, |(array, _)| array).0)),
-            Some('J') => Some(format!("{}.batch", of.job)),
-            Some('s') => Some("batch".to_owned()),
-            Some('a') => Some(number(u64::from(index))),
-            Some('b') => Some(number(u64::from(index % 10))),
-            Some('n' | 't') => Some(number(0)),
-            Some('N') => Some(short(of.node).to_owned()),
-            Some('u') => Some(of.user.to_string()),
-            Some('x') => Some(of.name.to_owned()),
-            Some(_) | None => None,
-        };
-        if let (Some(filled), Some(letter)) = (filled, letter) {
-            name.push_str(&filled);
+        // A percent sign has no width.
+        let letter = after[digits..]
+            .chars()
+            .next()
+            .filter(|letter| *letter != '%' || digits == 0);
+        if let Some((letter, meant)) = letter.and_then(|letter| Some((letter, with(letter, &number)?))) {
+            filled.push_str(&meant);
             rest = &after[digits + letter.len_utf8()..];
         } else {
-            name.push('%');
+            filled.push('%');
             rest = after;
         }
     }
-    name + rest
+    filled + rest
 }
 
 /// A host's name without its domain.

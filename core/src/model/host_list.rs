@@ -54,6 +54,18 @@ pub fn parse(text: &str) -> Result<BTreeSet<NodeName>, BadHostList> {
     Ok(names)
 }
 
+/// Counts of nodes in their order, as Slurm writes them: "4(x2),2".
+pub fn in_short<'a>(counts: impl IntoIterator<Item = &'a u32>) -> String {
+    let counts: Vec<u32> = counts.into_iter().copied().collect();
+    let same = counts.chunk_by(|a, b| a == b);
+    let words = same.map(|same| match same {
+        [one, _, ..] => format!("{one}(x{})", same.len()),
+        [one] => one.to_string(),
+        [] => String::new(),
+    });
+    words.collect::<Vec<_>>().join(",")
+}
+
 /// The names that an expression stands for, in its own order and as often as it names them, whatever they are: what
 /// `scontrol show hostnames` prints.
 ///
@@ -253,6 +265,13 @@ mod tests {
         let mut names: Vec<String> = parse(text).expect(text).into_iter().map(String::from).collect();
         names.sort_by(|a, b| natural(a, b));
         names
+    }
+
+    #[test]
+    fn counts_of_nodes_are_written_as_slurm_does() {
+        assert_eq!(in_short(&[4]), "4");
+        assert_eq!(in_short(&[4, 4]), "4(x2)");
+        assert_eq!(in_short(&[4, 4, 2, 4]), "4(x2),2,4");
     }
 
     #[test]
