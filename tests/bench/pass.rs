@@ -26,6 +26,8 @@ use crate::report::{figure, quantile};
 const SIZES: [u32; 10] = [1, 1, 1, 1, 2, 2, 4, 4, 8, 8];
 /// Time limits, hours, each as often as the others.
 const HOURS: [u64; 6] = [1, 2, 4, 8, 24, 72];
+/// Clusters of ten thousand jobs that are opened up.
+const COLD: u64 = 5;
 /// Users.
 const USERS: u32 = 200;
 /// Releases and submissions that are looked at.
@@ -53,11 +55,9 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
         (100_000, 10_000, "", leaves(10_000), ".fabric"),
     ] {
         let size = format!("{jobs}x{nodes}{kind}");
-        let mut bench = Bench::new(nodes, fabric, options.seed)?;
+        let mut bench = Bench::new(nodes, Arc::clone(&fabric), options.seed)?;
         let before = resident();
-        for _ in 0..jobs {
-            bench.submit()?;
-        }
+        bench.queue(jobs)?;
         let grown = resident().saturating_sub(before);
         figure(
             &format!("pass.{size}.memory_per_job"),
@@ -65,14 +65,21 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
             "KiB",
             "",
         );
-        // What kept all of them from starting is taken away: one pass looks at all of them.
-        let cold = bench.open_up()?;
+        // What kept all of them from starting is taken away: one pass looks at all of them. The first time a process
+        // does that, it gets its memory from the system besides.
+        let mut cold = vec![bench.open_up()?];
+        for round in 1..if jobs > 10_000 { 1 } else { COLD } {
+            bench = Bench::new(nodes, Arc::clone(&fabric), options.seed + round)?;
+            bench.queue(jobs)?;
+            cold.push(bench.open_up()?);
+        }
         let (waiting, running) = (
             bench.broker.state().pending.len(),
             bench.broker.state().deadlines.len(),
         );
         eprintln!("{size}: {running} started, {waiting} wait");
-        figure(&format!("pass.{size}.cold"), cold, "ms", budget);
+        figure(&format!("pass.{size}.cold"), quantile(&cold, 0.5), "ms", budget);
+        figure(&format!("pass.{size}.cold.max"), quantile(&cold, 1.0), "ms", "");
         let (mut released, mut submitted) = (Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
             released.push(bench.release()?);
@@ -141,6 +148,14 @@ impl Bench {
             },
         )?;
         Ok(bench)
+    }
+
+    /// So many more jobs.
+    fn queue(&mut self, jobs: u32) -> anyhow::Result<()> {
+        for _ in 0..jobs {
+            self.submit()?;
+        }
+        Ok(())
     }
 
     /// How long it took, milliseconds.

@@ -66,7 +66,7 @@ impl Promise {
         (self.start, self.job)
     }
 
-    fn nodes(&self) -> impl Iterator<Item = &NodeName> {
+    pub(super) fn nodes(&self) -> impl Iterator<Item = &NodeName> {
         self.allocation.nodes.iter().map(|part| &part.node)
     }
 
@@ -86,7 +86,9 @@ impl Promise {
 pub(super) struct Promises {
     now: Timestamp,
     made: Vec<Arc<Promise>>,
-    /// The same, the first start first.
+    /// The same, by the nodes that they are for.
+    by_node: BTreeMap<NodeName, Vec<Arc<Promise>>>,
+    /// The same, and what is closed, the first start first.
     by_start: Vec<Arc<Promise>>,
     /// Hosts without what the first so many promises, by their starts, are for.
     shadows: BTreeMap<usize, Shadow>,
@@ -113,11 +115,21 @@ impl Promises {
     pub fn of(now: Timestamp, made: Vec<Arc<Promise>>, closed: Reserved) -> Self {
         let mut promises = Self {
             now,
-            made,
             ..Self::default()
         };
+        for promise in made {
+            promises.keep(promise);
+        }
         promises.close(closed);
         promises
+    }
+
+    fn keep(&mut self, promise: Arc<Promise>) {
+        for node in promise.nodes() {
+            let on = self.by_node.entry(node.clone()).or_default();
+            on.push(Arc::clone(&promise));
+        }
+        self.made.push(promise);
     }
 
     /// The turn to be looked at again is with whoever is the first of that rank.
@@ -172,8 +184,7 @@ impl Promises {
         let count = closed.len();
         if count > 0 && !self.open.contains_key(&count) {
             let mut hosts = state.hosts.clone();
-            let nodes: BTreeSet<&NodeName> = closed.iter().flat_map(|closed| closed.nodes()).collect();
-            for node in nodes {
+            for (node, closed) in by_node(closed) {
                 shade(state, &mut hosts, node, self.now, &closed);
             }
             self.open.insert(count, hosts);
@@ -205,10 +216,14 @@ impl Promises {
             stale.extend(more.flat_map(|promise| promise.nodes().cloned()));
             self.shadows.insert(count, Shadow { hosts, stale });
         }
-        let kept: Vec<&Promise> = self.by_start[..count].iter().map(Arc::as_ref).collect();
         let shadow = self.shadows.get_mut(&count)?;
-        for node in std::mem::take(&mut shadow.stale) {
-            shade(state, &mut shadow.hosts, &node, self.now, &kept);
+        let stale = std::mem::take(&mut shadow.stale);
+        if !stale.is_empty() {
+            let kept = by_node(self.by_start[..count].iter().map(Arc::as_ref));
+            for node in &stale {
+                let kept = kept.get(node).map_or(&[][..], Vec::as_slice);
+                shade(state, &mut shadow.hosts, node, self.now, kept);
+            }
         }
         Some(&shadow.hosts)
     }
@@ -293,18 +308,25 @@ impl Promises {
             (count + 1, shadow)
         }));
         self.by_start.insert(at, Arc::clone(&promise));
-        self.made.push(promise);
+        self.keep(promise);
     }
 
     /// Whether what was promised before can still be kept, beside what was promised since to those in front.
     fn holds(&self, state: &State, former: &Promise) -> bool {
-        let promises = self.beside((former.start, former.end));
+        let closed: Vec<&Promise> = self.closed.between(former.start, former.end).collect();
         former.start >= self.now
             && former.allocation.nodes.iter().all(|part| {
                 let Some(node) = state.nodes.get(&part.node) else {
                     return false;
                 };
                 let span = (former.start, former.end);
+                let made = self
+                    .by_node
+                    .get(&part.node)
+                    .into_iter()
+                    .flatten()
+                    .map(Arc::as_ref);
+                let promises: Vec<&Promise> = made.chain(closed.iter().copied()).collect();
                 let used = usage_between(state, &part.node, self.now, span, &promises, &BTreeSet::new());
                 let has = |unit: &crate::model::gpu_unit::GpuUnit| {
                     let mut gpus = node.inventory.gpus.iter();
@@ -353,11 +375,13 @@ impl Promises {
             }
             let end = at.after(time).after(state.settings.grace);
             let made = self.made.iter().chain(others).map(Arc::as_ref);
-            let promises: Vec<&Promise> = made.chain(self.closed.between(at, end)).collect();
+            let promises = made.chain(self.closed.between(at, end));
             let mut hosts = future.hosts_at(state, at).clone();
-            let overlapping = promises.iter().filter(|promise| promise.overlaps(at, end));
-            let nodes: BTreeSet<&NodeName> = overlapping.flat_map(|promise| promise.nodes()).collect();
-            for node in nodes {
+            for (node, promises) in by_node(promises.filter(|promise| promise.overlaps(at, end))) {
+                // What is promised of hosts that are no use without it, too, makes no difference.
+                if hosts.room(node).is_some_and(|room| !room.could_hold(asked)) {
+                    continue;
+                }
                 let usage = usage_between(state, node, self.now, (at, end), &promises, &BTreeSet::new());
                 if let Some(room) = state.room_beside(node, Some(&usage)) {
                     hosts.set_room(node, room);
@@ -380,6 +404,19 @@ impl Promises {
     }
 }
 
+/// Promises by the nodes that they are for.
+pub(super) fn by_node<'a>(
+    promises: impl IntoIterator<Item = &'a Promise>,
+) -> BTreeMap<&'a NodeName, Vec<&'a Promise>> {
+    let mut on: BTreeMap<&NodeName, Vec<&Promise>> = BTreeMap::new();
+    for promise in promises {
+        for node in promise.nodes() {
+            on.entry(node).or_default().push(promise);
+        }
+    }
+    on
+}
+
 /// The first time, then ever farther ones, then the last.
 fn tries(times: &[Timestamp]) -> impl Iterator<Item = Timestamp> + '_ {
     let steps = (0..MAX_TRIES).map(|step| (1usize << step) - 1);
@@ -397,7 +434,8 @@ fn shade(state: &State, hosts: &mut Hosts, node: &NodeName, now: Timestamp, prom
 }
 
 /// What is held of a node in a time to come, by what runs now and by promises: each GPU that anybody holds in it,
-/// and the most CPUs and memory that are held at once. Some are `gone` by then.
+/// and the most CPUs and memory that are held at once. Some are `gone` by then. Promises are those that may be for this
+/// node; others change nothing.
 pub(super) fn usage_between(
     state: &State,
     node: &NodeName,

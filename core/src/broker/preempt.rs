@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::backfill::{Promise, Promises, usage_between};
+use super::backfill::{Promise, Promises, by_node, usage_between};
 use super::state::State;
 use super::usage::NodeUsage;
 use crate::model::constraints::Constraints;
@@ -199,7 +199,8 @@ impl Yielding {
 /// What would be free in a time to come.
 struct Search<'a> {
     state: &'a State,
-    promises: Vec<&'a Promise>,
+    /// Promises by the nodes that they are for.
+    promises: BTreeMap<&'a NodeName, Vec<&'a Promise>>,
     now: Timestamp,
     span: (Timestamp, Timestamp),
     needs: Needs<'a>,
@@ -217,21 +218,15 @@ impl<'a> Search<'a> {
     ) -> Self {
         let mut search = Self {
             state,
-            promises,
+            promises: by_node(promises),
             now,
             span,
             needs,
             base: state.hosts.clone(),
         };
         let held = state.placed_on.iter().filter(|(_, jobs)| !jobs.is_empty());
-        let promised = search
-            .promises
-            .iter()
-            .flat_map(|promise| &promise.allocation.nodes);
-        let nodes: BTreeSet<&NodeName> = held
-            .map(|(node, _)| node)
-            .chain(promised.map(|part| &part.node))
-            .collect();
+        let held = held.map(|(node, _)| node);
+        let nodes: BTreeSet<&NodeName> = held.chain(search.promises.keys().copied()).collect();
         for node in nodes {
             if let Some(room) = search.room(node, &BTreeSet::new()) {
                 search.base.set_room(node, room);
@@ -241,7 +236,8 @@ impl<'a> Search<'a> {
     }
 
     fn usage(&self, node: &NodeName, gone: &BTreeSet<JobId>) -> NodeUsage {
-        usage_between(self.state, node, self.now, self.span, &self.promises, gone)
+        let promises = self.promises.get(node).map_or(&[][..], Vec::as_slice);
+        usage_between(self.state, node, self.now, self.span, promises, gone)
     }
 
     fn room(&self, node: &NodeName, gone: &BTreeSet<JobId>) -> Option<Room> {

@@ -55,6 +55,9 @@ impl State {
         };
         let (mut gpus, mut parts) = (0, Vec::new());
         for (position, gpu) in inventory.gpus.iter().take(MAX_GPUS).enumerate() {
+            if gpu.mig.is_none() && usage.is_some_and(|usage| usage.has_whole(&gpu.uuid)) {
+                continue;
+            }
             let held = held(&gpu.uuid);
             if gpu.mig.is_none() && held.is_empty() {
                 gpus |= 1 << position;

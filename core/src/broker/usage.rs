@@ -33,6 +33,12 @@ impl NodeUsage {
         other.map(|(key, _)| *key)
     }
 
+    /// Somebody holds all of a GPU.
+    pub(super) fn has_whole(&self, gpu: &GpuUuid) -> bool {
+        let mut held = self.gpus.get(gpu).into_iter().flatten();
+        held.any(|(_, slice)| *slice == Slice::Whole)
+    }
+
     /// A job holds GPUs.
     pub(super) fn hold_gpus(&mut self, key: JobKey, part: &NodeAllocation) {
         for unit in &part.gpus {

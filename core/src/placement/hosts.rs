@@ -21,6 +21,7 @@ use super::units::{PartRoom, Parts};
 use crate::model::fabric::Fabric;
 use crate::model::gpu::Inventory;
 use crate::model::ids::NodeName;
+use crate::model::resources::ResourceRequest;
 
 /// Sets of GPUs that tables of hosts' shapes may list, all together: eight shapes of sixteen GPUs, or two thousand of
 /// eight, in some 25 MiB. Hosts of further shapes have none, and are searched. So no node that reports ever other
@@ -40,6 +41,18 @@ pub struct Room {
     pub memory_bytes: u64,
     /// Why nothing is placed on it, after "node is": "down"; none: it is.
     pub unavailable: Option<String>,
+}
+
+impl Room {
+    /// Whether a node of a request may be here, as far as counting tells.
+    pub fn could_hold(&self, request: &ResourceRequest) -> bool {
+        let could = |one: &ResourceRequest| {
+            (self.gpus.count_ones() >= one.gpus_per_node || !self.parts.is_empty())
+                && self.cpus >= one.cpus_per_node
+                && self.memory_bytes >= one.memory_bytes_per_node
+        };
+        self.unavailable.is_none() && request.components().any(could)
+    }
 }
 
 /// A kind of host that there is, with what is worked out once for all its hosts.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::accounts::some_of;
 use super::reservation::named;
-use crate::broker::backfill::{Promise, usage_between};
+use crate::broker::backfill::{Promise, by_node, usage_between};
 use crate::broker::edit::{ReservationEdit, Wanted};
 use crate::broker::input::Caller;
 use crate::broker::reserved::{Reserved, in_each_others_way};
@@ -134,8 +134,10 @@ impl State {
             Beside::Nothing => self.deadlines.iter().map(|(_, id)| *id).collect(),
         };
         let mut hosts = self.hosts.clone();
+        let promises = by_node(promises);
         for node in self.nodes.keys() {
-            let usage = usage_between(self, node, now, hull, &promises, &gone);
+            let promises = promises.get(node).map_or(&[][..], Vec::as_slice);
+            let usage = usage_between(self, node, now, hull, promises, &gone);
             if let Some(room) = self.room_beside(node, Some(&usage)) {
                 hosts.set_room(node, room);
             }
