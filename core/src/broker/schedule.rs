@@ -109,7 +109,9 @@ impl Broker {
         }
         let promised: BTreeSet<JobId> = pass.promises.made().map(|promise| promise.job).collect();
         let mut waiting = BTreeSet::new();
-        let mut next: BinaryHeap<Reverse<Spot>> = self.state.pending.firsts().map(Reverse).collect();
+        let mut firsts = Vec::with_capacity(self.state.pending.lines());
+        firsts.extend(self.state.pending.firsts().map(Reverse));
+        let mut next: BinaryHeap<Reverse<Spot>> = firsts.into();
         while let Some(Reverse(spot)) = next.pop() {
             if waiting.contains(&spot.line) {
                 continue;
@@ -142,9 +144,9 @@ impl Broker {
         self.state.next_pass = pass.yielding.next_look(now).into_iter().chain(headroom).min();
     }
 
-    /// Whether it is known without a look that jobs of a line wait as they did: there is no room for them, they are
-    /// promised nothing, and nobody is ended for them.
-    fn waits_on(&self, pass: &Pass, number: u32) -> bool {
+    /// Whether it is known without a look that jobs of a line wait, as they did if they were looked at before: there is no
+    /// room for them, they are promised nothing, and nobody is ended for them.
+    fn waits_on(&mut self, pass: &Pass, number: u32) -> bool {
         let Some(line) = self
             .state
             .pending
@@ -163,14 +165,22 @@ impl Broker {
             return false;
         }
         let known = || pass.unfit.known(&key.request, key);
-        match line.why {
+        match &line.why {
             Some(Wait::Resources) => line.when_free == Some((self.state.hosts.epoch(), true)) && known().now,
             Some(Wait::Priority(ahead)) => {
                 let until = pass.now.after(key.time_limit).after(self.state.settings.grace);
                 let (known, first) = (known(), promises.before(until));
                 !known.now
                     && known.until.is_some_and(|at| at <= until)
-                    && first.is_some_and(|promise| promise.job == ahead)
+                    && first.is_some_and(|promise| promise.job == *ahead)
+            }
+            None => {
+                let waits = known().now && pass.unfit.would_fit(&key.request, key);
+                if waits {
+                    let when_free = (self.state.hosts.epoch(), true);
+                    self.state.pending.set_waits(number, Wait::Resources, when_free);
+                }
+                waits
             }
             _ => false,
         }

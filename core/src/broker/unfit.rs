@@ -150,6 +150,13 @@ impl Unfit {
         }
     }
 
+    /// Whether it is known that it would fit were all nodes free that are in service.
+    pub fn would_fit(&self, asked: &ResourceRequest, line: &LineKey) -> bool {
+        let known = self.fit.get(&Kind::of(asked, line)).into_iter().flatten();
+        let wanted = Amount::of(asked);
+        asked.more.is_empty() && known.into_iter().any(|amount| wanted.is_within(amount))
+    }
+
     /// Whether it would fit were all nodes free that are in service, if that is known or else as `looked` says.
     pub fn fits_when_free(
         &mut self,

@@ -104,11 +104,8 @@ impl State {
             generation: placed.generation,
         };
         for part in placed.unreleased() {
-            let mut usage = self
-                .usage
-                .get(&part.node)
-                .map(|usage| (**usage).clone())
-                .unwrap_or_default();
+            let usage = self.usage.entry(part.node.clone()).or_default();
+            let usage = Arc::make_mut(usage);
             let jobs = self.placed_on.entry(part.node.clone()).or_default();
             if add {
                 usage.hold(key, part);
@@ -117,7 +114,6 @@ impl State {
                 usage.let_go(key, part);
                 jobs.remove(&job.id);
             }
-            self.usage.insert(part.node.clone(), Arc::new(usage));
         }
     }
 }

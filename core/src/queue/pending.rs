@@ -27,6 +27,9 @@ use crate::model::time::Timestamp;
 /// What decides between two pending jobs; the smallest comes first: an operator's hand, the score, the age, the id.
 pub type Place = (i64, Reverse<i64>, Timestamp, JobId);
 
+/// Heads that are read in the time that it takes to search for one, about.
+const SEARCH: usize = 8;
+
 /// Comes before all others.
 const FIRST: Place = (i64::MIN, Reverse(i64::MAX), Timestamp(0), JobId(0));
 
@@ -126,6 +129,15 @@ pub struct Spot {
 }
 
 impl Spot {
+    fn first(line: u32, place: Place, class: u32) -> Self {
+        Self {
+            place,
+            line,
+            class,
+            first: true,
+        }
+    }
+
     /// The job.
     pub fn job(&self) -> JobId {
         self.place.3
@@ -217,6 +229,11 @@ impl Pending {
             .map(|(_, since, job)| (*since, *job))
     }
 
+    /// How many lines there are.
+    pub fn lines(&self) -> usize {
+        self.lines.len()
+    }
+
     /// A line.
     pub fn line(&self, number: u32) -> Option<&Line> {
         self.lines.get(&number)
@@ -265,7 +282,15 @@ impl Pending {
 
     /// The first of each line.
     pub fn firsts(&self) -> impl Iterator<Item = Spot> + '_ {
-        self.lines.keys().filter_map(|line| self.first_after(*line, None))
+        // Whichever is less to read: all heads, or a search for each line.
+        let all = self.heads.len() / SEARCH <= self.lines.len();
+        let heads = all.then(|| self.heads.iter()).into_iter().flatten();
+        let mut last = None;
+        let read = heads.filter_map(move |(line, place, class)| {
+            (last.replace(*line) != Some(*line)).then(|| Spot::first(*line, *place, *class))
+        });
+        let lines = (!all).then(|| self.lines.keys()).into_iter().flatten();
+        read.chain(lines.filter_map(|line| self.first(*line)))
     }
 
     /// The first of a line.
@@ -282,12 +307,7 @@ impl Pending {
             std::ops::Bound::Included(from)
         };
         let (other, place, class) = *self.heads.range((bound, Unbounded)).next()?;
-        (other == line).then_some(Spot {
-            place,
-            line,
-            class,
-            first: true,
-        })
+        (other == line).then(|| Spot::first(line, place, class))
     }
 
     /// What a pass looks at after a spot: the next job of its class, unless it need not be looked at, and the first of
@@ -450,6 +470,14 @@ impl Pending {
         let same = self.line(number).is_some_and(|line| line.why == why);
         if let Some(line) = self.lines.get_mut(&number).filter(|_| !same) {
             line.why = why;
+        }
+    }
+
+    /// Takes note of why a line waits, and whether there would be room for it were all nodes free.
+    pub fn set_waits(&mut self, number: u32, why: Wait, when_free: (u64, bool)) {
+        if let Some(line) = self.lines.get_mut(&number) {
+            line.why = Some(why);
+            line.when_free = Some(when_free);
         }
     }
 
