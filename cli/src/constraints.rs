@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use carrel_core::model::features::{BadExpression, FeatureExpression};
+use carrel_core::model::features::{BadExpression, FeatureRequest};
 use carrel_core::model::host_list;
 use carrel_proto::v1;
 
@@ -18,7 +18,8 @@ pub struct ConstraintArgs {
     /// None of these nodes
     #[arg(short = 'x', long, value_name = "LIST", value_parser = parse_hosts)]
     pub exclude: Option<String>,
-    /// Nodes with these features: ib, 'ib&(rack1|rack2)'; `carrel nodes` shows them
+    /// Nodes with these features: ib, 'ib&(rack1|rack2)', all in one rack: '[rack1|rack2]', so many: 'rack1*2&rack2*4';
+    /// `carrel nodes` shows them
     #[arg(short = 'C', long, value_name = "FEATURES", value_parser = parse_features)]
     pub constraint: Option<String>,
     /// Nodes on at most N leaf switches; with a time, on any once the job has waited for so long
@@ -51,7 +52,7 @@ fn parse_features(text: &str) -> Result<String, String> {
     if text.trim().is_empty() {
         return Ok(String::new());
     }
-    let read: FeatureExpression = text.parse().map_err(|bad: BadExpression| bad.why)?;
+    let read: FeatureRequest = text.parse().map_err(|bad: BadExpression| bad.why)?;
     Ok(read.to_string())
 }
 
@@ -107,10 +108,18 @@ impl ConstraintArgs {
         resources.patience = Some(patience).filter(|patience| *patience != v1::Patience::default());
     }
 
-    /// Nodes that are named: as many are asked for where no number is.
+    /// Nodes that are named, or counted by their features: as many are asked for where no number is.
     pub fn named(&self) -> Option<u32> {
-        let hosts = host_list::parse(self.nodelist.as_deref()?).ok()?;
-        u32::try_from(hosts.len()).ok().filter(|count| *count > 0)
+        let named = || {
+            let hosts = host_list::parse(self.nodelist.as_deref()?).ok()?;
+            u32::try_from(hosts.len()).ok()
+        };
+        let counted = || {
+            let features: FeatureRequest = self.constraint.as_deref()?.parse().ok()?;
+            Some(features.nodes())
+        };
+        let some = |count: &u32| *count > 0;
+        named().filter(some).or_else(|| counted().filter(some))
     }
 }
 

@@ -30,7 +30,12 @@ fn cluster() -> Cluster {
             Some("gb200-rack2"),
             Some("gb200-rack2"),
         ],
-        agent_configs: vec!["features = [\"cpu\"]", "features = [\"ib\", \"rack1\"]"],
+        agent_configs: vec![
+            "features = [\"cpu\"]",
+            "features = [\"ib\", \"rack1\"]",
+            "features = [\"rack2\"]",
+            "features = [\"rack2\"]",
+        ],
         broker_config: FABRIC.to_owned(),
         ..Options::default()
     })
@@ -124,6 +129,20 @@ fn a_gang_lands_in_one_block_and_constraints_are_kept() {
         .map(|part| part["gpus"].as_array().map(Vec::len));
     assert_eq!(gpus.collect::<Vec<_>>(), [Some(0), Some(2), Some(2)]);
     drop(mixed);
+    idle(&cluster);
+
+    let counted = open(&cluster, "counted", &["-C", "rack2*2&cpu*1"]);
+    assert_eq!(
+        nodes(&counted),
+        ["n2", "n3", "n0"],
+        "as many nodes as are counted"
+    );
+    drop(counted);
+    idle(&cluster);
+
+    let same = open(&cluster, "same", &["-N", "2", "-C", "[rack1|rack2]"]);
+    assert_eq!(nodes(&same), ["n2", "n3"], "one has the first choice");
+    drop(same);
     idle(&cluster);
 
     let named = open(&cluster, "named", &["-w", "n[2-3]", "--gpus-per-node", "1"]);

@@ -62,6 +62,20 @@ pub struct Patience {
 }
 
 impl ResourceRequest {
+    /// The requests of which one is to be met, where all nodes are to have the same of several features: in the order in
+    /// which they were written. None: there is no such choice.
+    pub fn choices(&self) -> Option<Vec<Self>> {
+        let Some(FeatureExpression::Same(choices)) = &self.constraints.features else {
+            return None;
+        };
+        let with = |features: &FeatureExpression| {
+            let mut one = self.clone();
+            one.constraints.features = Some(features.clone());
+            one
+        };
+        Some(choices.iter().map(with).collect())
+    }
+
     /// The times after which it asks for less, the first one first.
     pub fn relaxes_after(&self) -> impl Iterator<Item = Duration> {
         let of = |one: &Self| {

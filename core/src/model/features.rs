@@ -25,8 +25,8 @@ fn is_name_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"._-=+:/@".contains(&byte)
 }
 
-/// What a node's features are to be, as Slurm's `--constraint` says it: names joined by '&' or '|', and
-/// parentheses.
+/// What nodes' features are to be, as Slurm's `--constraint` says it: names joined by '&' or '|', and parentheses; in
+/// brackets, choices of which all nodes of a job meet the same one.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum FeatureExpression {
@@ -36,6 +36,8 @@ pub enum FeatureExpression {
     All(Vec<FeatureExpression>),
     /// One of these holds.
     Any(Vec<FeatureExpression>),
+    /// One of these holds, the same for all nodes of a job: of each node by itself it means [`Self::Any`].
+    Same(Vec<FeatureExpression>),
 }
 
 impl FeatureExpression {
@@ -44,7 +46,7 @@ impl FeatureExpression {
         match self {
             Self::Has(name) => features.contains(name),
             Self::All(parts) => parts.iter().all(|part| part.holds(features)),
-            Self::Any(parts) => parts.iter().any(|part| part.holds(features)),
+            Self::Any(parts) | Self::Same(parts) => parts.iter().any(|part| part.holds(features)),
         }
     }
 }
@@ -54,16 +56,19 @@ impl fmt::Display for FeatureExpression {
         let (parts, between) = match self {
             Self::Has(name) => return f.write_str(name),
             Self::All(parts) => (parts, "&"),
-            Self::Any(parts) => (parts, "|"),
+            Self::Any(parts) | Self::Same(parts) => (parts, "|"),
         };
+        let brackets = matches!(self, Self::Same(_));
+        f.write_str(if brackets { "[" } else { "" })?;
         for (n, part) in parts.iter().enumerate() {
             f.write_str(if n > 0 { between } else { "" })?;
             match part {
                 Self::Has(name) => f.write_str(name)?,
                 Self::All(_) | Self::Any(_) => write!(f, "({part})")?,
+                Self::Same(_) => write!(f, "{part}")?,
             }
         }
-        Ok(())
+        f.write_str(if brackets { "]" } else { "" })
     }
 }
 
@@ -102,13 +107,99 @@ impl FromStr for FeatureExpression {
         if text.len() > MAX_TEXT {
             return Err(bad(format!("over {MAX_TEXT} characters")));
         }
-        let mut reader = Reader { rest: text.trim() };
+        let text = text.trim();
+        let inside = in_brackets(text);
+        let mut reader = Reader {
+            rest: inside.unwrap_or(text),
+        };
         let read = reader.expression(0).map_err(bad)?;
-        match reader.rest.chars().next() {
-            None => Ok(read),
-            Some(c) => Err(bad(unexpected(c))),
+        match (reader.rest.chars().next(), read) {
+            (None, FeatureExpression::Any(choices)) if inside.is_some() => {
+                Ok(FeatureExpression::Same(choices))
+            }
+            (None, read) => Ok(read),
+            (Some(c), _) => Err(bad(unexpected(c))),
         }
     }
+}
+
+fn in_brackets(text: &str) -> Option<&str> {
+    text.strip_prefix('[')?.strip_suffix(']')
+}
+
+/// What a job asks of its nodes' features.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FeatureRequest {
+    /// This of each, or the same of all.
+    Each(FeatureExpression),
+    /// Of so many of them at least, this: `[rack1*2&rack2*4]`.
+    Counted(Vec<(FeatureExpression, u32)>),
+}
+
+impl FeatureRequest {
+    /// Nodes that are counted.
+    pub fn nodes(&self) -> u32 {
+        match self {
+            Self::Each(_) => 0,
+            Self::Counted(parts) => parts.iter().fold(0, |sum, (_, count)| sum.saturating_add(*count)),
+        }
+    }
+}
+
+impl fmt::Display for FeatureRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parts = match self {
+            Self::Each(expression) => return write!(f, "{expression}"),
+            Self::Counted(parts) => parts,
+        };
+        for (n, (part, count)) in parts.iter().enumerate() {
+            f.write_str(if n > 0 { "&" } else { "[" })?;
+            match part {
+                FeatureExpression::Has(name) => write!(f, "{name}*{count}")?,
+                other => write!(f, "({other})*{count}")?,
+            }
+        }
+        f.write_str("]")
+    }
+}
+
+impl FromStr for FeatureRequest {
+    type Err = BadExpression;
+
+    fn from_str(text: &str) -> Result<Self, BadExpression> {
+        if !text.contains('*') || text.len() > MAX_TEXT {
+            return text.parse().map(Self::Each);
+        }
+        let text = text.trim();
+        let bad = |why: &str| BadExpression {
+            text: text.chars().take(80).collect(),
+            why: why.to_owned(),
+        };
+        let mut parts = Vec::new();
+        for part in between_ands(in_brackets(text).unwrap_or(text)) {
+            let (features, count) = part
+                .rsplit_once('*')
+                .ok_or_else(|| bad("where nodes are counted, each part has its count: rack1*2&rack2*4"))?;
+            let count = count.parse().ok().filter(|count| *count > 0);
+            let count = count.ok_or_else(|| bad("after '*' comes a number of nodes"))?;
+            let features: FeatureExpression = features.parse()?;
+            if matches!(features, FeatureExpression::Same(_)) {
+                return Err(bad("brackets stand around all of it: [rack1*2&rack2*4]"));
+            }
+            parts.push((features, count));
+        }
+        Ok(Self::Counted(parts))
+    }
+}
+
+/// What stands between the '&' that are in no parentheses.
+fn between_ands(text: &str) -> Vec<&str> {
+    let mut depth = 0_i32;
+    let parts = text.split(move |c| {
+        depth += i32::from(c == '(') - i32::from(c == ')');
+        c == '&' && depth == 0
+    });
+    parts.collect()
 }
 
 struct Reader<'a> {
@@ -167,9 +258,8 @@ impl Reader<'_> {
 /// What Slurm has and Carrel has not is told from what nobody has.
 fn unexpected(c: char) -> String {
     match c {
-        '[' | ']' | '*' => {
-            "counts and choices in brackets are not supported; ask for a node's features with & | ( )".into()
-        }
+        '[' | ']' => "brackets stand around all of it: [rack1|rack2], [rack1*2&rack2*4]".into(),
+        '*' => "a count stands behind a feature or a ')', and its parts are joined by '&'".into(),
         '!' => "there is no 'not', as there is none in Slurm; --exclude leaves nodes out".into(),
         ',' | ' ' => "join features by '&' or '|'".into(),
         other => format!("{other:?} has no place here; features are joined by & | ( )"),
@@ -211,8 +301,9 @@ mod tests {
             ("a|b&c", "parentheses"),
             ("(a", "no ')'"),
             ("a)", "')'"),
-            ("[rack1*2&rack2*2]", "brackets"),
-            ("rack1*2", "brackets"),
+            ("a&[b|c]", "brackets"),
+            ("[a|b", "brackets"),
+            ("rack1*2", "count"),
             ("!a", "--exclude"),
             ("a,b", "join"),
             ("a b", "join"),
@@ -226,9 +317,38 @@ mod tests {
         }
     }
 
+    #[test]
+    fn choices_and_counts_are_read() {
+        assert!(holds("[rack1|rack2]", &["rack2"]));
+        let asked = |text: &str| text.parse::<FeatureRequest>();
+        let has = |name: &str| FeatureExpression::Has(name.into());
+        assert_eq!(
+            asked("[a|(b&c)]").map(|asked| asked.to_string()),
+            Ok("[a|(b&c)]".to_owned())
+        );
+        // One choice is none.
+        assert_eq!(asked("[a]"), Ok(FeatureRequest::Each(has("a"))));
+        let counted = FeatureRequest::Counted(vec![(has("a"), 2), ("b|c".parse().expect("one"), 4)]);
+        assert_eq!(asked("[a*2&(b|c)*4]"), Ok(counted.clone()));
+        assert_eq!(asked(&counted.to_string()), Ok(counted.clone()));
+        assert_eq!(counted.nodes(), 6);
+        assert_eq!(asked("a*3"), Ok(FeatureRequest::Counted(vec![(has("a"), 3)])));
+        for (text, why) in [
+            ("a*0", "number of nodes"),
+            ("a*x", "number of nodes"),
+            ("a*2|b*2", "joined by '&'"),
+            ("a*2&b", "its count"),
+            ("[a|b]*2", "brackets"),
+            ("*2", "missing"),
+        ] {
+            let error = asked(text).expect_err(text).to_string();
+            assert!(error.contains(why), "{text}: {error}");
+        }
+    }
+
     proptest! {
         #[test]
-        fn what_is_written_reads_back(text in "[ab&|()]{0,24}") {
+        fn what_is_written_reads_back(text in r"[ab&|()\[\]]{0,24}") {
             if let Ok(read) = text.parse::<FeatureExpression>() {
                 prop_assert_eq!(read.to_string().parse::<FeatureExpression>(), Ok(read));
             }

@@ -80,7 +80,15 @@ impl<'a> From<&'a ResourceRequest> for Needs<'a> {
     }
 }
 
-impl Needs<'_> {
+impl<'a> Needs<'a> {
+    /// The same of another request.
+    fn with<'b>(self, request: &'b ResourceRequest) -> Needs<'b>
+    where
+        'a: 'b,
+    {
+        Needs { request, ..self }
+    }
+
     /// One for each component of the request.
     fn components(self) -> impl Iterator<Item = Self> {
         self.request
@@ -126,6 +134,12 @@ pub fn place<'a>(hosts: &Hosts, needs: impl Into<Needs<'a>>, assume: Assume) -> 
 /// Why a request, for which there is no place, has none.
 pub fn why_not<'a>(hosts: &Hosts, needs: impl Into<Needs<'a>>, assume: Assume) -> WhyNot {
     let needs = needs.into();
+    if let Some(choices) = needs.request.choices() {
+        // What keeps it from the one that it could have some day.
+        let some_day = |request: &&ResourceRequest| fits(hosts, needs.with(request), Assume::Emptied);
+        let one = choices.iter().find(some_day).or(choices.first());
+        return why_not(hosts, needs.with(one.unwrap_or(needs.request)), assume);
+    }
     if needs.request.more.is_empty() {
         why::not(hosts, needs, assume)
     } else {
@@ -136,6 +150,11 @@ pub fn why_not<'a>(hosts: &Hosts, needs: impl Into<Needs<'a>>, assume: Assume) -
 /// [`place`] without the reasons.
 pub fn find<'a>(hosts: &Hosts, needs: impl Into<Needs<'a>>, assume: Assume) -> Option<Vec<Part>> {
     let needs = needs.into();
+    if let Some(choices) = needs.request.choices() {
+        return choices
+            .iter()
+            .find_map(|one| find(hosts, needs.with(one), assume));
+    }
     if !needs.request.more.is_empty() {
         return components::choose(hosts, needs, assume);
     }
@@ -146,6 +165,9 @@ pub fn find<'a>(hosts: &Hosts, needs: impl Into<Needs<'a>>, assume: Assume) -> O
 /// Whether a request fits; [`place`] without the choice and the reasons.
 pub fn fits<'a>(hosts: &Hosts, needs: impl Into<Needs<'a>>, assume: Assume) -> bool {
     let needs = needs.into();
+    if let Some(choices) = needs.request.choices() {
+        return choices.iter().any(|one| fits(hosts, needs.with(one), assume));
+    }
     if needs.request.more.is_empty() {
         fit::fits(hosts, needs, assume)
     } else {

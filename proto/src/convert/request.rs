@@ -1,5 +1,6 @@
 //! What users ask for, and the states that they see.
 
+use carrel_core::model::features::FeatureRequest;
 use carrel_core::model::gpu_unit::{WHOLE_MILLI, is_profile};
 use carrel_core::model::job::{JobKind, JobState};
 use carrel_core::model::resources::{ResourceRequest, UnitRequest};
@@ -63,6 +64,63 @@ impl TryFrom<v1::GpuUnitRequest> for UnitRequest {
     }
 }
 
+/// Where nodes are counted by their features, a component for each count: the rest of the nodes may have any.
+fn counted(mut request: v1::ResourceRequest) -> Result<v1::ResourceRequest, ConvertError> {
+    let Some(constraints) = request.constraints.as_mut() else {
+        return Ok(request);
+    };
+    if !constraints.features.contains('*') {
+        return Ok(request);
+    }
+    let FeatureRequest::Counted(parts) = constraints.features.parse()? else {
+        return Ok(request);
+    };
+    let invalid = |why| {
+        Err(ConvertError::Invalid {
+            field: "constraint",
+            why,
+        })
+    };
+    let wants_more = !constraints.nodelist.is_empty()
+        || constraints.switches > 0
+        || constraints.contiguous
+        || constraints.segment > 1;
+    if wants_more || !request.more.is_empty() {
+        return invalid(
+            "where nodes are counted by features: no --nodelist, --switches, --segment, --contiguous, or other components",
+        );
+    }
+    let mut rest = request.nodes;
+    let mut components = Vec::new();
+    for (features, count) in parts {
+        let Some(left) = rest.checked_sub(count) else {
+            return invalid("its counts are of no more nodes than are asked for");
+        };
+        rest = left;
+        components.push((features.to_string(), count));
+    }
+    if rest > 0 {
+        components.push((String::new(), rest));
+    }
+    if components.len() > MAX_COMPONENTS {
+        return invalid("at most 8 counts");
+    }
+    let with = |(features, nodes): (String, u32)| {
+        let mut one = request.clone();
+        one.nodes = nodes;
+        if let Some(constraints) = &mut one.constraints {
+            constraints.features = features;
+        }
+        one
+    };
+    let mut components = components.into_iter().map(with);
+    let first = components.next().unwrap_or_else(|| request.clone());
+    Ok(v1::ResourceRequest {
+        more: components.collect(),
+        ..first
+    })
+}
+
 /// Zero CPUs or bytes, the cluster's defaults, are for the core to fill in.
 impl TryFrom<v1::ResourceRequest> for ResourceRequest {
     type Error = ConvertError;
@@ -74,6 +132,14 @@ impl TryFrom<v1::ResourceRequest> for ResourceRequest {
         }
         if request.more.len() >= MAX_COMPONENTS || request.more.iter().any(|one| !one.more.is_empty()) {
             return invalid("components", "at most 8, without components of their own");
+        }
+        let request = counted(request)?;
+        let choice = |one: &v1::ResourceRequest| {
+            let constraints = one.constraints.as_ref();
+            constraints.is_some_and(|constraints| constraints.features.starts_with('['))
+        };
+        if !request.more.is_empty() && request.more.iter().chain([&request]).any(choice) {
+            return invalid("constraint", "[a|b] is of a request that has no other components");
         }
         let more = request.more.into_iter().map(Self::try_from);
         if request.gpu_model.len() > 128 {

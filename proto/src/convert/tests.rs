@@ -274,3 +274,42 @@ fn long_texts_are_cut_at_a_character() {
     let cut = text("ü".repeat(MAX_TEXT));
     assert_eq!(cut.len(), MAX_TEXT);
 }
+
+/// Nodes that are counted by their features become components, and what makes no sense beside them is refused.
+#[test]
+fn nodes_counted_by_features_are_components() {
+    let asked = |nodes, features: &str, switches| {
+        let message = v1::ResourceRequest {
+            nodes,
+            gpus_per_node: 8,
+            constraints: Some(v1::NodeConstraints {
+                features: features.into(),
+                exclude: "n9".into(),
+                switches,
+                ..v1::NodeConstraints::default()
+            }),
+            ..v1::ResourceRequest::default()
+        };
+        carrel_core::model::resources::ResourceRequest::try_from(message)
+    };
+    let request = asked(8, "[rack1*2&(rack2|rack3)*4]", 0).expect("a request");
+    let components: Vec<_> = request
+        .components()
+        .map(|one| {
+            let features = one.constraints.features.as_ref();
+            assert_eq!((one.gpus_per_node, one.constraints.exclude.len()), (8, 1));
+            (one.nodes, features.map(ToString::to_string).unwrap_or_default())
+        })
+        .collect();
+    let expected = [(2, "rack1"), (4, "rack2|rack3"), (2, "")];
+    assert_eq!(components, expected.map(|(nodes, text)| (nodes, text.to_owned())));
+    for (nodes, features, switches, why) in [
+        (5, "a*2&b*4", 0, "no more nodes"),
+        (6, "a*2&b*4", 1, "--switches"),
+        (9, "a&b&c&d&e&f&g&h&i*1", 0, "its count"),
+        (9, "a*1&b*1&c*1&d*1&e*1&f*1&g*1&h*1&i*1", 0, "at most 8"),
+    ] {
+        let error = asked(nodes, features, switches).expect_err(features).to_string();
+        assert!(error.contains(why), "{features}: {error}");
+    }
+}

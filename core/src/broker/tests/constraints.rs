@@ -308,6 +308,57 @@ fn components_hold_nodes_of_their_own_all_or_none() {
     );
 }
 
+/// All nodes of a job meet the same choice, though more nodes meet any of them; and one that is not there is no wait.
+#[test]
+fn all_nodes_meet_the_same_choice() {
+    let mut world = leaves();
+    for (name, feature) in [("n1", "r1"), ("ib2", "r2"), ("ib3", "r2")] {
+        let change = FeatureChange {
+            add: BTreeSet::from([feature.to_owned()]),
+            remove: BTreeSet::new(),
+        };
+        world.must(Input::ChangeFeatures(caller("root"), node(name), change));
+    }
+    let wants = |nodes, text: &str| {
+        let features = Some(text.parse().expect("features"));
+        whole(
+            nodes,
+            Constraints {
+                features,
+                ..Constraints::default()
+            },
+        )
+    };
+    let (_, both) = world.open("alice", open("both", wants(2, "[r1|r2]")));
+    assert_eq!(
+        world.nodes_of(both),
+        ["ib2", "ib3"],
+        "the first choice has one node"
+    );
+    let (_, one) = world.open("alice", open("one", wants(1, "[r2|r1]")));
+    assert_eq!(world.nodes_of(one), ["n1"], "the second choice is free");
+    let three = world.handle(Input::OpenSession(
+        caller("bob"),
+        open("three", wants(3, "[r1|r2]")),
+    ));
+    assert_eq!(
+        three.expect_err("no choice has three nodes").kind,
+        RejectKind::Invalid
+    );
+    let (_, waits) = world.open("bob", open("waits", wants(2, "[r1|r2]")));
+    assert_eq!(world.state(waits), JobState::Pending);
+    world.must(Input::StopSession(
+        caller("alice"),
+        "both".parse().expect("a name"),
+        None,
+    ));
+    for name in ["ib2", "ib3"] {
+        let over = world.seen(both, name, ObservedPhase::Released);
+        world.report(name, vec![over]);
+    }
+    assert_eq!(world.nodes_of(waits), ["ib2", "ib3"]);
+}
+
 /// An operator's features are asked for as the node's own are, outlive a restart and a report, and start who waits.
 #[test]
 fn operators_give_nodes_features() {
