@@ -14,7 +14,7 @@ use crate::model::terms::{MAX_NICE, Terms, TermsRequest};
 use crate::model::time::Timestamp;
 use crate::model::user::Role;
 use crate::queue::tally::{above, is_counted};
-use crate::queue::{Holder, Limit, Reached};
+use crate::queue::{Holder, Limit, Reached, Tally};
 
 /// People that a reason names: more would say less.
 const MAX_NAMED: usize = 4;
@@ -277,6 +277,24 @@ impl State {
         let time_ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let refused = self.first_limit(user, terms, |holder, limits| {
             limits.refuses(&holder, self.tallies.of(&holder), gpu_milli, time_ms)
+        });
+        refused.map_or(Ok(()), |reached| Err(refusal(&reached)))
+    }
+
+    /// Refuses a time limit that is longer than a limit lets it be.
+    pub(super) fn must_keep_longest(
+        &self,
+        user: &UserName,
+        terms: &Terms,
+        time: Duration,
+    ) -> Result<(), Reject> {
+        let time_ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        let refused = self.first_limit(user, terms, |holder, limits| {
+            let longest = Limits {
+                time: limits.time,
+                ..Limits::default()
+            };
+            longest.refuses(&holder, Tally::default(), 0, time_ms)
         });
         refused.map_or(Ok(()), |reached| Err(refusal(&reached)))
     }

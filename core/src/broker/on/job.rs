@@ -21,6 +21,7 @@ const MAX_NAMED: usize = 3;
 impl Broker {
     pub(super) fn on_update_job(
         &mut self,
+        now: Timestamp,
         caller: &Caller,
         name: &JobRef,
         update: &JobUpdate,
@@ -53,18 +54,29 @@ impl Broker {
             return if rest == JobUpdate::default() {
                 Ok(Reply::Done)
             } else {
-                self.on_update_job(caller, name, &rest)
+                self.on_update_job(now, caller, name, &rest)
             };
         }
         let waits = |job: &&Arc<Job>| matches!(job.phase, Phase::Pending);
         let waiting: Vec<Arc<Job>> = jobs.iter().filter(waits).cloned().collect();
-        if waiting.is_empty() {
+        let runs = |job: &&Arc<Job>| job.placed().is_some_and(|placed| placed.ending.is_none());
+        let limited = update.time_limit.filter(|_| jobs.iter().any(|job| runs(&job)));
+        let rest = JobUpdate {
+            time_limit: None,
+            ..update.clone()
+        };
+        if waiting.is_empty() && (limited.is_none() || rest != JobUpdate::default()) {
             let state = jobs.last().map_or("over", |job| job.state().name());
             return Err(Reject::new(
                 RejectKind::WrongState,
                 format!("job {name} does not wait: it is {state}"),
             )
-            .hint("only what waits can be held, let go or moved"));
+            .hint(
+                "only what waits can be held, let go or moved; of what runs the time limit can be changed",
+            ));
+        }
+        for (job, time) in jobs.iter().filter(runs).zip(limited.into_iter().cycle()) {
+            self.limit_running(now, caller, job, time)?;
         }
         let mut changes = String::new();
         for job in waiting {
@@ -92,6 +104,37 @@ impl Broker {
 }
 
 impl Broker {
+    /// A job that runs ends so long after its start. Less is its user's to say; more, if nobody is harmed, or an operator
+    /// says so.
+    fn limit_running(
+        &mut self,
+        now: Timestamp,
+        caller: &Caller,
+        job: &Arc<Job>,
+        time: Duration,
+    ) -> Result<(), Reject> {
+        let Some(placed) = job.placed().cloned() else {
+            return Ok(());
+        };
+        let deadline = placed.started.after(time);
+        self.state.must_be_time(time)?;
+        // Operators decide for all.
+        if deadline > placed.deadline && caller.role < Role::Operator {
+            self.state.must_keep_longest(&job.owner, &job.terms, time)?;
+            self.state.must_keep_off(now, job, deadline)?;
+            self.state.must_harm_nobody(now, job, deadline)?;
+        }
+        let changed = Job {
+            time_limit: time,
+            ..(**job).clone()
+        };
+        self.put_deadline(&changed, placed, deadline);
+        if job.owner != caller.user {
+            self.audit(caller, Action::JobUpdate, format!("job {}", job.id), "time limit");
+        }
+        Ok(())
+    }
+
     /// So many tasks of an array run at once from now on; none that runs is ended for it.
     fn throttle(&mut self, name: &JobRef, jobs: &[Arc<Job>], most: u32) -> Result<(), Reject> {
         let array = jobs
@@ -204,11 +247,8 @@ impl State {
             job.begin = (begin > self.ticked).then_some(begin);
         }
         if let Some(time) = update.time_limit {
-            if time.is_zero() || time > self.settings.max_time {
-                return Err(Reject::new(RejectKind::Invalid, "that is no time limit here")
-                    .hint("between a second and the cluster's longest"));
-            }
-            self.must_keep_limits(&job.owner, &job.terms, job.request.gpu_milli(), time)
+            self.must_be_time(time)?;
+            self.must_keep_longest(&job.owner, &job.terms, time)
                 .or_else(|refused| if operator { Ok(()) } else { Err(refused) })?;
             job.time_limit = time;
         }
@@ -228,6 +268,15 @@ impl State {
             job.conditions = conditions;
         }
         Ok(job)
+    }
+
+    /// Refuses what is no time limit on this cluster.
+    fn must_be_time(&self, time: Duration) -> Result<(), Reject> {
+        if time.is_zero() || time > self.settings.max_time {
+            return Err(Reject::new(RejectKind::Invalid, "that is no time limit here")
+                .hint("between a second and the cluster's longest"));
+        }
+        Ok(())
     }
 
     /// The place before all that are before all others.

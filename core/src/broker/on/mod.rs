@@ -37,7 +37,7 @@ impl Broker {
             Input::RequeueJob(caller, job) => self.on_requeue_job(now, &caller, &job),
             Input::CancelJob(caller, job) => self.on_cancel_job(now, &caller, &job),
             Input::SignalJob(caller, job, sent) => self.on_signal_job(&caller, &job, sent),
-            Input::UpdateJob(caller, job, update) => self.on_update_job(&caller, &job, &update),
+            Input::UpdateJob(caller, job, update) => self.on_update_job(now, &caller, &job, &update),
             Input::ExtendSession(caller, session, add) => self.on_extend(now, &caller, &session, add),
             Input::StopSession(caller, session, job) => self.on_stop(now, &caller, &session, job),
             Input::RemoveSession(caller, session) => self.on_remove(now, &caller, &session),

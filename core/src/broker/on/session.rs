@@ -7,7 +7,7 @@ use crate::broker::input::{Caller, SessionRef};
 use crate::broker::{Broker, Call, Reject, RejectKind, Reply};
 use crate::model::audit::Action;
 use crate::model::ids::JobId;
-use crate::model::job::{Ending, JobState};
+use crate::model::job::{Ending, Job, JobState, Placed};
 use crate::model::time::Timestamp;
 use crate::model::user::Role;
 
@@ -54,9 +54,18 @@ impl Broker {
             self.state.must_keep_off(now, &job, deadline)?;
             self.state.must_harm_nobody(now, &job, deadline)?;
         }
-        placed.deadline = deadline;
         // Who does this is there.
         placed.extended = Some(now);
+        self.put_deadline(&job, placed, deadline);
+        if foreign {
+            let detail = format!("by {} s", add.as_secs());
+            self.audit(caller, Action::SessionExtend, subject, detail);
+        }
+        Ok(Reply::Deadline(deadline))
+    }
+
+    /// What a job holds is its until another time.
+    pub(super) fn put_deadline(&mut self, job: &Job, placed: Placed, deadline: Timestamp) {
         self.state.idle.remove(&job.id);
         let nodes: Vec<_> = placed
             .allocation
@@ -64,17 +73,12 @@ impl Broker {
             .iter()
             .map(|part| part.node.clone())
             .collect();
-        self.put_job(job.with_placed(placed));
+        self.put_job(job.with_placed(Placed { deadline, ..placed }));
         for node in nodes {
             self.touch_job(&node, job.id);
         }
-        if foreign {
-            let detail = format!("by {} s", add.as_secs());
-            self.audit(caller, Action::SessionExtend, subject, detail);
-        }
         // What was promised to others may have to be promised anew.
         self.output.room = true;
-        Ok(Reply::Deadline(deadline))
     }
 
     pub(super) fn on_stop(

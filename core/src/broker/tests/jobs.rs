@@ -237,6 +237,50 @@ fn a_session_is_extended_when_nobody_is_harmed() {
     assert_eq!(promise.start.since(world.now), Duration::from_secs(125 * 60 + 10));
 }
 
+/// The time limit of what runs: less whenever its user says so, more if nobody is harmed, and an operator decides.
+#[test]
+fn the_time_limit_of_what_runs_is_changed() {
+    let mut world = World::new(&["n1"]);
+    let (_, dev) = world.open("alice", open("dev", for_minutes(60, 8)));
+    let begun = world.now;
+    let (_, waits) = world.open("bob", open("waits", for_minutes(10, 8)));
+    let to = |minutes| JobUpdate {
+        time_limit: Some(Duration::from_mins(minutes)),
+        ..JobUpdate::default()
+    };
+    let deadline = |world: &World| world.job(dev).placed().expect("it runs").deadline;
+    world.update("alice", dev, to(50)).expect("less");
+    assert_eq!(deadline(&world), begun.after(Duration::from_mins(50)));
+    assert_eq!(world.job(dev).time_limit, Duration::from_mins(50));
+    let start = |world: &World| world.broker.state().promises[&waits].start;
+    let promised = start(&world);
+    assert_eq!(
+        promised,
+        begun.after(Duration::from_secs(50 * 60 + 10)),
+        "it moves up"
+    );
+    let refused = world
+        .update("alice", dev, to(55))
+        .expect_err("bob was promised those GPUs");
+    assert!(refused.message.starts_with("others wait for it"), "{refused:?}");
+    assert_eq!(start(&world), promised);
+    world.update("bob", dev, to(10)).expect_err("it is not his");
+    world.update("ops", dev, to(70)).expect("an operator decides");
+    assert_eq!(deadline(&world), begun.after(Duration::from_mins(70)));
+    world.update("ops", dev, to(0)).expect_err("no time");
+    let held = JobUpdate {
+        hold: Some(true),
+        ..to(20)
+    };
+    let refused = world.update("alice", dev, held).expect_err("it does not wait");
+    assert_eq!(refused.kind, RejectKind::WrongState);
+    // Less than it has run already: it is over, and the node never said that it began.
+    world.wait(Duration::from_mins(30));
+    world.update("alice", dev, to(20)).expect("less");
+    world.must(Input::Tick);
+    assert_eq!(world.state(dev), JobState::Timeout);
+}
+
 /// One of a name runs at a time, in the order of their numbers, whatever becomes of each.
 #[test]
 fn singletons_follow_each_other() {
