@@ -22,7 +22,7 @@ use crate::step::link::{Doors, Ticket};
 use crate::step::master::{Input, Step};
 use crate::step::output::Place;
 use crate::step::signals::Signals;
-use crate::step::{file_name, master, window};
+use crate::step::{file_name, master, programs, window};
 use crate::terminal;
 use crate::units::GpuCount;
 
@@ -102,6 +102,19 @@ pub struct RunArgs {
     /// Fail if what it needs is not free at once, or within so many seconds
     #[arg(short = 'I', long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "0", help_heading = "The step")]
     pub immediate: Option<u32>,
+    /// Leave out so many of the allocation's first nodes
+    #[arg(
+        short = 'r',
+        long,
+        value_name = "N",
+        default_value_t = 0,
+        hide_default_value = true,
+        help_heading = "The step"
+    )]
+    pub relative: u32,
+    /// CMD is a file that says which tasks run what: lines `0-3,8 PROGRAM [ARGUMENT…]`; %t is the task, %o its place there
+    #[arg(long, help_heading = "The step")]
+    pub multi_prog: bool,
     /// Which of this shell's variables they have, as in `carrel submit` [default: ALL]
     #[arg(long, value_name = "NAMES", help_heading = "The step")]
     pub export: Option<String>,
@@ -202,7 +215,14 @@ struct Ground {
 }
 
 /// Runs the verb.
-pub async fn run(context: &Context, args: RunArgs) -> Result<u8> {
+pub async fn run(context: &Context, mut args: RunArgs) -> Result<u8> {
+    if let [file, more @ ..] = &args.command[..]
+        && args.multi_prog
+    {
+        let text = std::fs::read_to_string(file);
+        let text = text.context(format!("cannot read {file} (--multi-prog)"))?;
+        args.command = programs::command(file, &text, more)?;
+    }
     if !args.noted.quiet {
         for note in args.noted.notes() {
             terminal::say(format_args!("carrel: {note}"));
@@ -370,6 +390,16 @@ fn asked(args: &RunArgs, inside: bool) -> Asked {
 
 /// The nodes that the step may have, those that are named first.
 fn nodes_for(args: &RunArgs, nodes: &[Node]) -> Result<Vec<Node>> {
+    let left = nodes
+        .get(args.relative as usize..)
+        .filter(|left| !left.is_empty());
+    let nodes = left.ok_or_else(|| {
+        CliError::failed(format!(
+            "--relative={} leaves none of the {} nodes that the job may use here",
+            args.relative,
+            nodes.len()
+        ))
+    })?;
     let hosts = |list: &Option<String>| {
         let read = list.as_deref().map(host_list::parse).transpose();
         read.map_err(|bad| CliError::usage(bad.why))

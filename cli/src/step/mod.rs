@@ -13,6 +13,7 @@ pub mod link;
 pub mod master;
 pub mod node;
 pub mod output;
+pub mod programs;
 pub mod signals;
 pub mod task;
 pub mod variables;
