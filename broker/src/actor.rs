@@ -9,13 +9,14 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use carrel_core::broker::{Broker, Change, Effect, Input, Reject, Reply, Settings};
+use carrel_core::broker::{Broker, Change, Effect, Input, Mail, Reject, Reply, Settings};
 use carrel_core::model::time::Timestamp;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::Clock;
 use crate::limits::{MAX_BATCH, MAX_WAITING_INPUTS};
+use crate::mail::Mailer;
 use crate::start::{Origin, Start};
 use crate::store::{Store, StoreError};
 
@@ -90,6 +91,7 @@ pub struct Writer {
     inputs: mpsc::Receiver<Envelope>,
     snapshots: watch::Sender<Snapshot>,
     effects: Arc<dyn Effects>,
+    mailer: Mailer,
     start: Start,
     /// The last write found no room: inputs go one by one, so that those that need no write pass.
     full: bool,
@@ -101,7 +103,7 @@ impl Writer {
         mut store: Store,
         settings: Settings,
         clock: Arc<Clock>,
-        effects: Arc<dyn Effects>,
+        (effects, mailer): (Arc<dyn Effects>, Mailer),
         authority: Origin,
     ) -> Result<(Handle, Self, Start), StoreError> {
         let records = store.load()?;
@@ -138,6 +140,7 @@ impl Writer {
             inputs,
             snapshots,
             effects,
+            mailer,
             full: false,
         };
         Ok((handle, this, start))
@@ -204,7 +207,7 @@ impl Writer {
         }
         let before = self.core.clone();
         match self.core.handle(now, Input::Tick) {
-            Ok(output) => self.keep(before, &output.changes, output.effects),
+            Ok(output) => self.keep(before, &output.changes, (output.effects, output.mails)),
             Err(reject) => {
                 tracing::error!(%reject, "the core refused a tick");
                 Ok(Kept::NoRoom)
@@ -220,13 +223,14 @@ impl Writer {
         let now = self.now();
         let before = self.core.clone();
         let mut changes: Vec<Change> = Vec::new();
-        let mut effects = BTreeSet::new();
+        let (mut effects, mut mails) = (BTreeSet::new(), Vec::new());
         let mut answers = Vec::with_capacity(batch.len());
         for Envelope { input, answer } in batch {
             let result = match self.core.handle(now, input) {
                 Ok(output) => {
                     changes.extend(output.changes);
                     effects.extend(output.effects);
+                    mails.extend(output.mails);
                     Ok(output.reply)
                 }
                 Err(reject) => {
@@ -236,7 +240,7 @@ impl Writer {
             };
             answers.push((answer, result));
         }
-        let kept = self.keep(before, &changes, effects)?;
+        let kept = self.keep(before, &changes, (effects, mails))?;
         for (answer, result) in answers {
             let result = match &kept {
                 Kept::Yes => result,
@@ -248,12 +252,12 @@ impl Writer {
         Ok(())
     }
 
-    /// Commits, publishes, and releases effects; or goes back to `before`.
+    /// Commits, publishes, releases effects, and has mail sent; or goes back to `before`.
     fn keep(
         &mut self,
         before: Broker,
         changes: &[Change],
-        effects: BTreeSet<Effect>,
+        (effects, mails): (BTreeSet<Effect>, Vec<Mail>),
     ) -> Result<Kept, StoreError> {
         match self.store.commit(changes) {
             Ok(()) => {
@@ -271,6 +275,7 @@ impl Writer {
                 if !effects.is_empty() {
                     self.effects.release(effects);
                 }
+                mails.into_iter().for_each(|mail| self.mailer.send(mail));
                 Ok(Kept::Yes)
             }
             Err(error @ StoreError::Full { .. }) => {

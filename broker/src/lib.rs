@@ -19,6 +19,7 @@ pub mod handshakes;
 pub mod limits;
 pub mod listen;
 pub mod lock;
+pub mod mail;
 pub mod name_service;
 pub mod notes;
 pub mod secret;

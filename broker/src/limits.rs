@@ -34,3 +34,9 @@ pub const MAX_BATCH: usize = 512;
 pub const MAX_LISTED_JOBS: usize = 10_000;
 /// Time that streams and requests get to end when the broker stops.
 pub const SHUTDOWN_GRACE: Duration = Duration::from_secs(3);
+/// Mails that wait to be sent: those of a large array that ends at once, task by task. More are dropped, and logged.
+pub const MAX_WAITING_MAILS: usize = 4096;
+/// Programs that send mail at a time: a mail server that hangs must not fill the host with them.
+pub const MAX_MAIL_PROGRAMS: usize = 8;
+/// A program that sends mail ends by then, or is killed.
+pub const MAIL_TIMEOUT: Duration = Duration::from_secs(60);

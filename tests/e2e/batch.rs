@@ -336,6 +336,85 @@ fn a_job_that_is_queued_again_runs_anew() {
     assert_eq!(cluster.carrel(ALICE, ["logs", &id]).ok(), "run 1");
 }
 
+/// What fails at once on one node waits for another one, and says so.
+#[test]
+fn what_failed_at_once_runs_on_another_node() {
+    let cluster = Cluster::start(&Options {
+        hosts: vec![None, None],
+        ..Options::default()
+    });
+    let line = "echo $SLURMD_NODENAME; [ $SLURM_RESTART_COUNT = 1 ]";
+    let id = submit(&cluster, ALICE, &["-o", "where.out", "--wrap", line]);
+    until(&cluster, &id, "FAILED");
+    let first = read(&cluster, ALICE, "where.out").trim().to_owned();
+    let other = if first == "n0" { "n1" } else { "n0" };
+    // The other one is taken as a whole.
+    let nodes = cluster.json(ROOT, ["nodes"]);
+    let nodes = nodes.as_array().expect("nodes");
+    let node = nodes
+        .iter()
+        .find(|node| node["name"] == other)
+        .expect("it is there");
+    let cpus = node["cpus"].to_string();
+    let all = [
+        "submit",
+        "--parsable",
+        "-w",
+        other,
+        "-c",
+        &cpus,
+        "--mem",
+        "64M",
+        "--wrap",
+        "sleep 1000",
+    ];
+    let blocker = cluster.carrel(BOB, all).ok().trim().to_owned();
+    until(&cluster, &blocker, "RUNNING");
+    cluster.carrel(ALICE, ["requeue", &id]).ok();
+    let job = until(&cluster, &id, "PENDING");
+    assert_eq!(job["keeps_off"][0]["node"], first.as_str(), "{job}");
+    let shown = cluster.carrel(ALICE, ["show", &id]).ok();
+    assert!(shown.contains("it failed there at once"), "{shown}");
+    let why = cluster.carrel(ALICE, ["explain", &id]).ok();
+    assert!(why.contains(&format!("keeps off {first} until")), "{why}");
+    cluster.carrel(BOB, ["cancel", &blocker]).ok();
+    until(&cluster, &id, "COMPLETED");
+    assert_eq!(read(&cluster, ALICE, "where.out"), format!("{first}\n{other}\n"));
+}
+
+/// What is no notebook is refused before it is submitted, and what its image lacks is said in one line.
+#[test]
+fn a_notebook_says_what_it_lacks() {
+    let cluster = shared::cluster();
+    write(cluster, ALICE, "broken.ipynb", "{\"nbformat\": 4,");
+    let refused = cluster.carrel(ALICE, ["submit", "broken.ipynb"]).run();
+    refused.fails(2, &["broken.ipynb is no Jupyter notebook"]);
+    let cells = r##"[{"cell_type": "code", "metadata": {}, "outputs": [], "source": ["#SBATCH -J lab -o lab.out\n", "1 + 1"]}]"##;
+    let text = format!(r#"{{"nbformat": 4, "nbformat_minor": 2, "metadata": {{}}, "cells": {cells}}}"#);
+    write(cluster, ALICE, "lab.ipynb", &text);
+    let id = submit(cluster, ALICE, &["--image", "local/busybox-only", "lab.ipynb"]);
+    let job = until(cluster, &id, "FAILED");
+    // Not even a shell is there.
+    assert_eq!(job["name"], "lab", "{job}");
+    let id = submit(cluster, ALICE, &["lab.ipynb"]);
+    let job = until(cluster, &id, "FAILED");
+    assert_eq!(job["exit_code"], 1, "{job}");
+    let said = read(cluster, ALICE, "lab.out");
+    assert!(
+        said.starts_with("carrel: a notebook needs") && said.lines().count() == 1,
+        "{said}"
+    );
+    assert_eq!(
+        read(cluster, ALICE, "lab.ipynb"),
+        text,
+        "what did not run is as it was"
+    );
+    let refused = cluster
+        .carrel(ALICE, ["submit", "--notebook-output", "x", "--wrap", "true"])
+        .run();
+    refused.fails(2, &["--notebook-output is for notebooks"]);
+}
+
 /// A gang's command runs on its first node, once every container of it is ready, and its end is the gang's.
 #[test]
 fn a_gang_runs_on_its_first_node() {

@@ -8,6 +8,7 @@ mod alone;
 mod arrays;
 mod bad_input;
 mod batch;
+mod batch_mail;
 mod bench;
 mod channels;
 mod chaos;

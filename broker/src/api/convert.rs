@@ -117,12 +117,22 @@ pub fn job_because(state: &State, job: &Job, position: Option<usize>, reason: St
             .map(|class| class.name().to_owned())
             .unwrap_or_default(),
         terms: Some((&job.terms).into()),
-        batch: job.batch.as_deref().map(|batch| batch_message(job, batch)),
+        batch: job.batch.as_deref().map(|batch| batch_message(state, job, batch)),
         restarts: u32::try_from(job.past_runs.len()).unwrap_or(u32::MAX),
         activity: state.job_use(job).map(activity),
         measured: measured_use(job.last_placed().map(Placed::used).unwrap_or_default().values()),
         array: array_with_counts(state, job),
+        keeps_off: keeps_off(state, job),
     }
+}
+
+fn keeps_off(state: &State, job: &Job) -> Vec<v1::KeptOff> {
+    let nodes = state.nodes_kept_off(job).into_iter();
+    let kept_off = nodes.map(|(node, until)| v1::KeptOff {
+        node: node.to_string(),
+        until_ms: until.millis(),
+    });
+    kept_off.collect()
 }
 
 /// Thousandths times milliseconds of a GPU-hour.
@@ -208,7 +218,7 @@ pub fn whole_array(state: &State, job: &Job, message: v1::Job) -> v1::Job {
 }
 
 /// What a batch job runs. Its files' names are as asked for while it waits: its node is among what they may name.
-fn batch_message(job: &Job, batch: &Batch) -> v1::Batch {
+fn batch_message(state: &State, job: &Job, batch: &Batch) -> v1::Batch {
     let first = job
         .last_placed()
         .and_then(|placed| placed.allocation.nodes.first());
@@ -233,6 +243,7 @@ fn batch_message(job: &Job, batch: &Batch) -> v1::Batch {
         }
         None => (batch.output.stdout.clone(), batch.output.stderr.clone()),
     };
+    let mail = batch.mail.as_ref();
     v1::Batch {
         command: batch.command.clone(),
         script: batch.script.is_some(),
@@ -242,6 +253,9 @@ fn batch_message(job: &Job, batch: &Batch) -> v1::Batch {
         requeue: job.requeue,
         submit_host: batch.submitted_from.host.clone(),
         submit_dir: batch.submitted_from.directory.clone(),
+        mail_type: mail.map(|wish| wish.types.to_string()).unwrap_or_default(),
+        mail_user: mail.map(|wish| wish.to.clone()).unwrap_or_default(),
+        mail_sent: state.settings.mail,
     }
 }
 

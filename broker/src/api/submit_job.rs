@@ -3,6 +3,7 @@
 use carrel_core::broker::{Input, Reply, SubmitJob};
 use carrel_core::model::array::ArraySpec;
 use carrel_core::model::batch::{Output, Place};
+use carrel_core::model::mail::{BadMailType, MailTypes, MailWish};
 use carrel_core::model::start::StartWish;
 use carrel_proto::v1::{Job, SubmitJobRequest};
 use tonic::Status;
@@ -29,6 +30,14 @@ pub(super) async fn submit_job(call: Call, request: SubmitJobRequest) -> Result<
                 .map_err(|error| invalid(error.to_string()))?,
         ),
     };
+    let types: MailTypes = match request.mail_type.as_str() {
+        "" => MailTypes::default(),
+        text => text.parse().map_err(|error: BadMailType| invalid(error.to_string()))?,
+    };
+    let mail = (!types.events.is_empty()).then_some(MailWish {
+        types,
+        to: request.mail_user,
+    });
     let submit = SubmitJob {
         name: request.name,
         spec: spec(asked)?,
@@ -44,6 +53,7 @@ pub(super) async fn submit_job(call: Call, request: SubmitJobRequest) -> Result<
             directory: request.submit_dir,
         },
         requeue: request.requeue,
+        mail,
         start,
         array,
         request_key: request.request_key,

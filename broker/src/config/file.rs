@@ -32,6 +32,7 @@ pub struct ConfigFile {
     pub(super) warn_before: Option<Vec<Span>>,
     pub(super) idle: Option<IdleConfig>,
     pub(super) gang_subnet: Option<Subnet>,
+    pub(super) mail_program: Option<PathBuf>,
     pub(super) cpus_per_gpu: Option<u32>,
     pub(super) memory_per_gpu: Option<Size>,
     pub(super) cpus_reserved_per_gpu: Option<u32>,

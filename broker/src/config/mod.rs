@@ -6,6 +6,7 @@ mod queue;
 mod units;
 
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
@@ -129,6 +130,8 @@ pub struct Config {
     pub warn_before: Vec<Span>,
     /// Where the addresses are from by which the containers of a gang reach each other.
     pub gang_subnet: Subnet,
+    /// Sends mail: run with `-s SUBJECT USER`, as Slurm's `MailProg`; none: no mail is sent.
+    pub mail_program: Option<PathBuf>,
     /// Hardware threads a GPU by default.
     pub cpus_per_gpu: u32,
     /// Memory a GPU by default.
@@ -260,6 +263,7 @@ impl Config {
             queue: file.queue.unwrap_or_default(),
             policy: file.policy.unwrap_or_default(),
             gang_subnet: file.gang_subnet.unwrap_or(defaults.gang_subnet),
+            mail_program: file.mail_program,
             oidc: file.oidc.map(OidcFile::resolve).transpose()?,
             fabric: file.fabric,
         };
@@ -322,6 +326,16 @@ impl Config {
         if self.cpus_per_gpu == 0 || self.cpus == 0 || self.memory_per_gpu.0 == 0 || self.memory.0 == 0 {
             bail!("cpus, cpus_per_gpu, memory and memory_per_gpu are to be more than nothing");
         }
+        if let Some(program) = &self.mail_program {
+            let executable =
+                |found: std::fs::Metadata| found.is_file() && found.permissions().mode() & 0o111 != 0;
+            if !program.is_absolute() || !std::fs::metadata(program).is_ok_and(executable) {
+                bail!(
+                    "mail_program = \"{}\": it is to be the absolute path of a program that may be run",
+                    program.display()
+                );
+            }
+        }
         self.idle.check()?;
         self.queue.check()?;
         for rule in &self.policy.mounts {
@@ -359,6 +373,7 @@ impl Config {
             memory: self.memory.0,
             policy: self.policy.clone(),
             gang_subnet: self.gang_subnet,
+            mail: self.mail_program.is_some(),
             audit_retention: self.audit_retention.0,
             jobs_in_memory: self.jobs_in_memory.0,
             idle: self.idle.settings(),
@@ -429,6 +444,18 @@ mod tests {
         );
         let node = "gpu07".parse().expect("a name");
         assert_eq!(config.settings().fabric.path(&node), "leaf1 < spine");
+    }
+
+    #[test]
+    fn who_sends_mail_is_a_program_that_is_there() {
+        let config = resolve("mail_program = \"/bin/sh\"").expect("a configuration");
+        assert!(config.settings().mail);
+        assert_eq!(resolve(&config.print().expect("TOML")).expect("the same"), config);
+        for program in ["mail", "/nowhere/mail", "/etc/passwd", "/etc"] {
+            let error = resolve(&format!("mail_program = \"{program}\"")).expect_err(program);
+            assert!(error.to_string().contains("mail_program"), "{error}");
+        }
+        assert!(!resolve("").expect("a configuration").settings().mail);
     }
 
     #[test]

@@ -41,6 +41,7 @@ use crate::limits::{
 };
 use crate::listen::{TlsListener, UnixListener};
 use crate::lock::StateDir;
+use crate::mail::{self, Sending};
 use crate::notes::Notes;
 use crate::signin::SignIn;
 use crate::signin::oidc::Oidc;
@@ -53,6 +54,7 @@ const LISTEN_FILE: &str = "listen";
 pub struct Server {
     context: Arc<Context>,
     writer: Writer,
+    mail: Sending,
     unix: UnixListener,
     tls: Option<(TlsListener, ServerTls)>,
     oidc: Option<Oidc>,
@@ -85,11 +87,12 @@ impl Server {
         let clock = Arc::new(Clock::new());
         let agents = Arc::new(Agents::default());
         let effects = Arc::clone(&agents);
+        let (mailer, mail) = mail::start(config.mail_program.clone());
         let (handle, writer, start) = Writer::start(
             store,
             config.settings(),
             Arc::clone(&clock),
-            effects,
+            (effects, mailer),
             authority.origin(),
         )?;
         warn_of_unknown_nodes(handle.snapshot().state());
@@ -118,6 +121,7 @@ impl Server {
         Ok(Self {
             context: Arc::new(context),
             writer,
+            mail,
             unix,
             tls,
             oidc,
@@ -135,6 +139,7 @@ impl Server {
         let Self {
             context,
             writer,
+            mail,
             unix,
             tls,
             oidc,
@@ -154,6 +159,7 @@ impl Server {
                 tasks.clone(),
             ));
         }
+        tasks.spawn(mail.run(stopping.clone()));
         let writing = CancellationToken::new();
         let mut writer = start_writer(writer, writing.clone())?;
 

@@ -128,6 +128,7 @@ fn life(rng: &mut Rng, id: u64) -> Vec<Job> {
                     billing_milli: held.billing_milli,
                     state: JobState::Preempted,
                     for_job: None,
+                    failed_soon_on: Vec::new(),
                 });
                 job.phase = Phase::Pending;
                 states.push(job.clone());

@@ -80,6 +80,7 @@ fn job(id: u64, phase: Phase) -> Change {
             billing_milli: 1_000,
             state: JobState::Preempted,
             for_job: Some(JobId(2)),
+            failed_soon_on: vec!["n1".parse().expect("a name")],
         }],
         requeue: true,
         batch: Some(Arc::new(Batch {
@@ -98,6 +99,7 @@ fn job(id: u64, phase: Phase) -> Change {
                 directory: "/home/alice".into(),
             },
             submitted_by: None,
+            mail: None,
             request_key: "k".into(),
         })),
         array: Some(Arc::new(ArrayPart {
@@ -196,6 +198,8 @@ fn entities() -> Vec<Change> {
             },
             metered,
             network: RankNetwork::Routed([10, 214, 0, 7].into()),
+            ready_at: Some(Timestamp(2_100)),
+            failed_soon: true,
         }],
         ending: None,
         leaving: Some(Leaving {

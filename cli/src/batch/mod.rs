@@ -3,11 +3,13 @@
 
 pub mod directives;
 pub mod environment;
+pub mod notebook;
 pub mod script;
 
 use std::path::PathBuf;
 
 use carrel_core::model::array::ArraySpec;
+use carrel_core::model::mail::{MailTypes, MailWish};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args as _, FromArgMatches as _};
 
@@ -35,6 +37,9 @@ pub struct SubmitOptions {
     /// What becomes of what the files hold [default: truncate, and append when the job runs again]
     #[arg(long, value_name = "MODE")]
     pub open_mode: Option<OpenMode>,
+    /// Of a notebook: where it is written with its outputs [default: its own file]
+    #[arg(long, value_name = "FILE")]
+    pub notebook_output: Option<PathBuf>,
     /// Which of this shell's variables it has: ALL (but for those that say where one is), NONE, or names, with values if
     /// wanted: ALL,SEED=7 [default: ALL]
     #[arg(long, value_name = "NAMES")]
@@ -45,6 +50,13 @@ pub struct SubmitOptions {
     /// Do not
     #[arg(long, overrides_with = "requeue")]
     pub no_requeue: bool,
+    /// Of what mail is sent, where the cluster sends any: BEGIN, END, FAIL, REQUEUE, ALL (these four), TIME_LIMIT,
+    /// TIME_LIMIT_90, _80, _50, ARRAY_TASKS (of each task of an array), NONE; commas between them
+    #[arg(long, value_name = "TYPES")]
+    pub mail_type: Option<MailTypes>,
+    /// To whom [default: you, by name]
+    #[arg(long, value_name = "USER", value_parser = parse_mail_user)]
+    pub mail_user: Option<String>,
     /// Wait for its end, and exit with its exit code
     #[arg(short = 'W', long)]
     pub wait: bool,
@@ -71,10 +83,6 @@ pub struct SubmitOptions {
 /// Taken, with a note, so that a script need not be changed.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct NotedArgs {
-    #[arg(long, hide = true, value_name = "TYPE")]
-    mail_type: Option<String>,
-    #[arg(long, hide = true, value_name = "USER")]
-    mail_user: Option<String>,
     #[arg(long, hide = true, value_name = "TEXT")]
     comment: Option<String>,
     #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "")]
@@ -133,8 +141,6 @@ impl NotedArgs {
     /// What is said of those that are there.
     pub fn notes(&self) -> Vec<String> {
         let given = [
-            ("--mail-type", &self.mail_type, "no mail is sent"),
-            ("--mail-user", &self.mail_user, "no mail is sent"),
             ("--comment", &self.comment, "it is not kept"),
             (
                 "--get-user-env",
@@ -234,6 +240,14 @@ pub enum OpenMode {
     /// The output comes after it
     #[value(alias = "a")]
     Append,
+}
+
+fn parse_mail_user(text: &str) -> Result<String, String> {
+    let wish = MailWish {
+        types: MailTypes::default(),
+        to: text.to_owned(),
+    };
+    wish.wrong().map_or_else(|| Ok(text.to_owned()), Err)
 }
 
 /// `gpu`, `gpu:4`, `gpu:h100:4`; as in Slurm one is meant where no number is said.
@@ -468,10 +482,8 @@ mod tests {
 
     #[test]
     fn what_means_nothing_here_is_noted() {
-        let notes = layers(&["--mail-type=ALL --mail-user a@b --exclusive"])
-            .noted
-            .notes();
+        let notes = layers(&["--comment=slow --wckey=k --exclusive"]).noted.notes();
         assert_eq!(notes.len(), 3);
-        assert!(notes[0].starts_with("--mail-type is ignored"), "{notes:?}");
+        assert!(notes[0].starts_with("--comment is ignored"), "{notes:?}");
     }
 }

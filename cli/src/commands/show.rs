@@ -99,6 +99,7 @@ fn job_fields(job: &v1::Job) -> Vec<(&'static str, String)> {
         ("state", view::job_state(job.state()).to_owned()),
         ("reason", job.reason.clone()),
         ("place in queue", queue),
+        ("keeps off", keeps_off(job)),
         ("asked for", job.request.as_ref().map(asked).unwrap_or_default()),
         ("holds", grant::describe(job, &[])),
         ("fabric", fabric(job)),
@@ -115,6 +116,7 @@ fn job_fields(job: &v1::Job) -> Vec<(&'static str, String)> {
         ("output", file(&batch.stdout)),
         ("error output", file(&batch.stderr)),
         ("submitted from", batch.submit_host.clone()),
+        ("mail", mail(&batch)),
         ("queued again", restarts),
         (
             "time limit",
@@ -133,6 +135,35 @@ fn job_fields(job: &v1::Job) -> Vec<(&'static str, String)> {
             job.exit_code.map(|code| code.to_string()).unwrap_or_default(),
         ),
     ]
+}
+
+/// "END,FAIL to a@example.org"; empty: none is asked for.
+fn mail(batch: &v1::Batch) -> String {
+    let to = match batch.mail_user.as_str() {
+        "" => String::new(),
+        user => format!(" to {}", visible(user)),
+    };
+    let note = if batch.mail_sent {
+        ""
+    } else {
+        " (this cluster sends none)"
+    };
+    match batch.mail_type.as_str() {
+        "" => String::new(),
+        types => format!("{types}{to}{note}"),
+    }
+}
+
+/// "n1 until 2026-11-22T08:00:00Z (it failed there at once)"; empty: it does not wait, or keeps off none.
+fn keeps_off(job: &v1::Job) -> String {
+    let nodes = job.keeps_off.iter();
+    let nodes: Vec<String> = nodes
+        .map(|one| format!("{} until {}", visible(&one.node), units::rfc3339(one.until_ms)))
+        .collect();
+    match nodes.as_slice() {
+        [] => String::new(),
+        nodes => format!("{} (it failed there at once)", nodes.join(", ")),
+    }
 }
 
 /// "gpu 97 % (gpu 97 %, cpu 340 %, 2 connections)"; empty: it does not run.

@@ -1,12 +1,13 @@
 //! `carrel submit`: batch jobs.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use carrel_core::model::ids::JobId;
 use carrel_proto::v1;
 use clap::CommandFactory as _;
 
-use crate::batch::{SubmitOptions, directives, environment, script};
+use crate::batch::notebook::Notebook;
+use crate::batch::{SubmitOptions, directives, environment, notebook, script};
 use crate::connect::Client;
 use crate::context::Context;
 use crate::error::{CliError, Context as _, Result};
@@ -14,7 +15,7 @@ use crate::signals::Signals;
 use crate::terminal::{is_interactive, say};
 use crate::{batch, output, plan, request, view, wait};
 
-/// Queue a batch job: a script, or a command.
+/// Queue a batch job: a script, a notebook, or a command.
 ///
 /// It runs by itself, on its first node, once its resources are free. SCRIPT is taken as it is now. Its lines that begin
 /// with #SBATCH or #CARREL, before its first command, hold options; what the command line says counts over them, and
@@ -28,6 +29,7 @@ use crate::{batch, output, plan, request, view, wait};
     carrel submit --gpus 4 -t 4h train.sh --lr 3   ARGS after SCRIPT are the script's\n  \
     carrel submit --gpus 1 -- python train.py   a command\n  \
     carrel submit --wrap 'make && ./run' -W     a line for the shell; wait, and exit with its code\n  \
+    carrel submit --gpus 1 exp.ipynb            a notebook; its outputs are written back to it\n  \
     JOB=$(carrel submit --parsable a.sh) && carrel submit -d afterok:$JOB b.sh\n  \
     carrel submit --array=0-99%5 sweep.sh       100 tasks, five of them at once\n  \
     carrel submit -N2 --gpus-per-node 8 --test-only train.sh"
@@ -56,6 +58,8 @@ enum What {
     /// A script's text, its arguments, and what it is called.
     Script(String, Vec<String>, String),
     Command(Vec<String>),
+    /// A notebook's name, what was read of it, and what it finds in `sys.argv`.
+    Notebook(PathBuf, Notebook, Vec<String>),
 }
 
 /// Prepares a command line for parsing, if it is this verb's or a step's: marks a command, and tells the name of the
@@ -160,12 +164,24 @@ pub async fn run_as(context: &Context, args: SubmitArgs, face: Face) -> Result<u
     let mut options = SubmitOptions::default();
     environment::take(&mut options, &own)?;
     let mut notes = Vec::new();
-    if let What::Script(text, _, name) = &what {
-        notes = directives::take(&mut options, text, name)?;
+    match &what {
+        What::Script(text, _, name) => notes = directives::take(&mut options, text, name)?,
+        What::Notebook(path, read, _) => {
+            notes.clone_from(&read.notes);
+            let cell = format!("{}, first cell", path.display());
+            notes.extend(directives::take(&mut options, &read.first_cell, &cell)?);
+        }
+        What::Command(_) => {}
     }
     options
         .take(&args.given)
         .map_err(|error| CliError::usage(error.to_string()))?;
+    if options.notebook_output.is_some() && !matches!(what, What::Notebook(..)) {
+        return Err(
+            CliError::usage("--notebook-output is for notebooks, and this is none")
+                .hint("-o names the file of a job's output"),
+        );
+    }
     notes.extend(options.noted.notes());
     for note in notes {
         say(format_args!("carrel: {note}"));
@@ -192,7 +208,10 @@ pub async fn run_as(context: &Context, args: SubmitArgs, face: Face) -> Result<u
         }
         .map(|()| 0);
     }
-    let job = wait::submit_job(&mut client, message(&options, what, spec, &here)).await?;
+    let job = wait::submit_job(&mut client, message(&options, what, spec, &here)?).await?;
+    if let Some(note) = mail_note(&options, &job) {
+        say(format_args!("carrel: {note}"));
+    }
     // Of an array whatever of it is answered with.
     let id = job.array.as_ref().map_or(job.id, |part| part.array);
     if options.parsable {
@@ -211,6 +230,24 @@ pub async fn run_as(context: &Context, args: SubmitArgs, face: Face) -> Result<u
         output::json(&view::Job::from(job.clone()))?;
     }
     Ok(exit_code(&job))
+}
+
+/// What becomes of a wish for mail that is not met.
+fn mail_note(options: &SubmitOptions, job: &v1::Job) -> Option<&'static str> {
+    let wanted = options
+        .mail_type
+        .as_ref()
+        .is_some_and(|types| !types.events.is_empty());
+    let sent = job.batch.as_ref().is_some_and(|batch| batch.mail_sent);
+    match (wanted, options.mail_user.is_some(), sent) {
+        (true, _, false) => {
+            Some("--mail-type: no mail is sent, since this cluster's operator has named no program for it")
+        }
+        (false, true, _) if options.mail_type.is_none() => {
+            Some("--mail-user: no mail is sent without --mail-type")
+        }
+        (true | false, _, _) => None,
+    }
 }
 
 /// The job, or the array, once it is over; none: the person left, and it goes on.
@@ -289,6 +326,10 @@ fn what(args: &SubmitArgs) -> Result<What> {
         ));
     }
     let path = words.remove(0);
+    if notebook::is_notebook(Path::new(&path)) {
+        let read = notebook::from_file(Path::new(&path))?;
+        return Ok(What::Notebook(path.into(), read, words));
+    }
     Ok(What::Script(script::from_file(Path::new(&path))?, words, path))
 }
 
@@ -327,8 +368,39 @@ fn spec(
     Ok(spec)
 }
 
-fn message(options: &SubmitOptions, what: What, spec: v1::SessionSpec, here: &Path) -> v1::SubmitJobRequest {
+/// What a notebook's driver is told: the notebook, where its outputs go, the kernel's directory, and the notebook's own
+/// arguments. Names are absolute, as they are here.
+fn of_notebook(options: &SubmitOptions, path: &Path, own: Vec<String>, here: &Path) -> Result<Vec<String>> {
+    let path = here.join(path);
+    let output = options
+        .notebook_output
+        .as_ref()
+        .map_or_else(|| path.clone(), |output| here.join(output));
+    let directory = match &options.request.workdir {
+        Some(_) => options.workdir(here),
+        // Beside the notebook, as in Jupyter.
+        None => path.parent().unwrap_or(here).to_owned(),
+    };
+    let text = |path: &Path| match path.to_str() {
+        Some(text) => Ok(text.to_owned()),
+        None => Err(CliError::usage(format!("{} is no UTF-8 text", path.display()))),
+    };
+    let mut arguments = vec![text(&path)?, text(&output)?, text(&directory)?];
+    arguments.extend(own);
+    Ok(arguments)
+}
+
+fn message(
+    options: &SubmitOptions,
+    what: What,
+    spec: v1::SessionSpec,
+    here: &Path,
+) -> Result<v1::SubmitJobRequest> {
     let (name, script, command) = match what {
+        What::Notebook(path, _, own) => {
+            let arguments = of_notebook(options, &path, own, here)?;
+            (path.display().to_string(), Some(notebook::script()), arguments)
+        }
         What::Script(text, arguments, name) => (name, Some(text), arguments),
         What::Command(command) => (command.first().cloned().unwrap_or_default(), None, command),
     };
@@ -336,7 +408,7 @@ fn message(options: &SubmitOptions, what: What, spec: v1::SessionSpec, here: &Pa
         .file_name()
         .map(|name| name.to_string_lossy().into_owned());
     let host = nix::unistd::gethostname().unwrap_or_default();
-    v1::SubmitJobRequest {
+    Ok(v1::SubmitJobRequest {
         name: options.name.clone().or(base).unwrap_or(name),
         spec: Some(spec),
         command,
@@ -345,6 +417,12 @@ fn message(options: &SubmitOptions, what: What, spec: v1::SessionSpec, here: &Pa
         stderr: options.stderr.clone().unwrap_or_default(),
         append: options.open_mode.map(|mode| mode == batch::OpenMode::Append),
         requeue: !options.no_requeue,
+        mail_type: options
+            .mail_type
+            .as_ref()
+            .map(ToString::to_string)
+            .unwrap_or_default(),
+        mail_user: options.mail_user.clone().unwrap_or_default(),
         start: options.start.wish(),
         submit_host: host.to_string_lossy().into_owned(),
         submit_dir: here.to_string_lossy().into_owned(),
@@ -354,7 +432,7 @@ fn message(options: &SubmitOptions, what: What, spec: v1::SessionSpec, here: &Pa
             .as_ref()
             .map(ToString::to_string)
             .unwrap_or_default(),
-    }
+    })
 }
 
 #[cfg(test)]
@@ -376,7 +454,7 @@ mod tests {
     fn a_command_is_told_from_a_script_with_its_arguments() {
         let command = |line| match what(&parse(line)).expect(line) {
             What::Command(command) => command,
-            What::Script(..) => panic!("{line}: a script"),
+            What::Script(..) | What::Notebook(..) => panic!("{line}: a script"),
         };
         assert_eq!(
             command("carrel submit --gpus 1 -- echo -n x"),
@@ -399,6 +477,43 @@ mod tests {
             ["--output=mine", "--output", "mine", "-J", "x"]
         );
         assert!(what(&parse("carrel submit --")).is_err());
+    }
+
+    #[test]
+    fn a_notebook_s_names_are_absolute_and_its_cell_holds_options() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("sub/exp.ipynb");
+        std::fs::create_dir(dir.path().join("sub")).expect("a directory");
+        let text =
+            r##"{"nbformat": 4, "cells": [{"cell_type": "code", "source": "#SBATCH -J lab\nx = 1"}]}"##;
+        std::fs::write(&path, text).expect("written");
+        let line = format!("carrel submit --gpus 1 {} --lr 3", path.display());
+        let What::Notebook(name, read, own) = what(&parse(&line)).expect("a notebook") else {
+            panic!("no notebook");
+        };
+        let mut options = SubmitOptions::default();
+        directives::take(&mut options, &read.first_cell, "its cell").expect("understood");
+        assert_eq!(options.name.as_deref(), Some("lab"));
+        let here = dir.path();
+        let told = |options: &SubmitOptions, name: &Path| {
+            of_notebook(options, name, own.clone(), here)
+                .expect("told")
+                .join(" ")
+        };
+        let root = here.display();
+        assert_eq!(
+            told(&options, Path::new("sub/exp.ipynb")),
+            format!("{root}/sub/exp.ipynb {root}/sub/exp.ipynb {root}/sub --lr 3")
+        );
+        options.notebook_output = Some("done.ipynb".into());
+        options.request.workdir = Some("/data".into());
+        let name = told(&options, &name);
+        assert_eq!(
+            name,
+            format!("{root}/sub/exp.ipynb {root}/done.ipynb /data --lr 3")
+        );
+        std::fs::write(&path, "{").expect("written");
+        assert!(what(&parse(&line)).is_err());
     }
 
     #[test]

@@ -11,12 +11,18 @@ use crate::output;
 use crate::terminal::say;
 use crate::units::GpuCount;
 
+/// Options of sbatch's that say nothing here.
+const MAIL: [&str; 2] = ["mail-type", "mail-user"];
+
 /// The command line. What it takes is what `carrel alloc` takes, under Slurm's names alone.
 pub fn command() -> clap::Command {
     let command = clap::Command::new("salloc")
         .no_binary_name(true)
         .infer_long_args(true);
-    NotedArgs::augment_args(AllocArgs::augment_args(command))
+    // Of what somebody sits in front of no mail is sent.
+    let mail = MAIL.map(|long| Arg::new(long).long(long).action(ArgAction::Set).hide(true));
+    let command = AllocArgs::augment_args(command).args(mail);
+    NotedArgs::augment_args(command)
         .after_help("")
         .args_override_self(true)
         .override_usage("salloc [OPTIONS] [COMMAND [ARGS]]")
@@ -59,6 +65,12 @@ pub async fn run(called: &Called, args: &[String]) -> Result<u8> {
     let mut args = AllocArgs::from_arg_matches(&matches).map_err(read)?;
     if let Some(gres) = matches.get_one::<GpuCount>("gres") {
         args.request.gpus_per_node = Some(gres.clone());
+    }
+    let mail = MAIL.iter().filter(|name| matches.contains_id(name));
+    for name in mail {
+        say(format_args!(
+            "salloc: --{name} is ignored: mail is sent of batch jobs"
+        ));
     }
     for note in NotedArgs::from_arg_matches(&matches).map_err(read)?.notes() {
         say(format_args!("salloc: {note}"));

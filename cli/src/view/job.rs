@@ -34,6 +34,8 @@ pub struct Job {
     reservation: Option<String>,
     nice: i32,
     restarts: u32,
+    /// Nodes that it keeps off while it waits, because it failed there at once.
+    keeps_off: Vec<KeptOff>,
     batch: Option<Batch>,
     /// Use of the busiest of its GPUs; null: it is not known.
     gpu_percent: Option<u32>,
@@ -54,6 +56,22 @@ pub struct Job {
     array: ArrayFields,
 }
 
+/// A node that a job keeps off for a while.
+#[derive(Debug, Serialize)]
+pub struct KeptOff {
+    node: String,
+    until: String,
+}
+
+impl From<v1::KeptOff> for KeptOff {
+    fn from(one: v1::KeptOff) -> Self {
+        Self {
+            node: one.node,
+            until: rfc3339(one.until_ms),
+        }
+    }
+}
+
 /// What a batch job runs.
 #[derive(Debug, Serialize)]
 pub struct Batch {
@@ -67,6 +85,10 @@ pub struct Batch {
     requeue: bool,
     submit_host: Option<String>,
     submit_dir: Option<String>,
+    /// Of what mail is sent; null: of nothing.
+    mail_type: Option<String>,
+    /// To whom; null: its user, by name.
+    mail_user: Option<String>,
 }
 
 impl From<v1::Batch> for Batch {
@@ -80,6 +102,8 @@ impl From<v1::Batch> for Batch {
             requeue: batch.requeue,
             submit_host: some(batch.submit_host),
             submit_dir: some(batch.submit_dir),
+            mail_type: some(batch.mail_type),
+            mail_user: some(batch.mail_user),
         }
     }
 }
@@ -188,6 +212,7 @@ impl From<v1::Job> for Job {
             reservation: some(terms.reservation),
             nice: terms.nice,
             restarts: job.restarts,
+            keeps_off: job.keeps_off.into_iter().map(Into::into).collect(),
             batch: job.batch.map(Into::into),
             gpu_percent: activity.gpu_percent,
             cpu_percent: activity.cpu_percent,

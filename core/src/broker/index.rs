@@ -66,6 +66,7 @@ impl State {
         self.tallies.change(&self.accounts, old.as_deref(), &job, decay);
         self.count_by_model(old.as_deref(), &job);
         self.count_patience(old.as_deref(), &job);
+        self.count_time_parts(old.as_deref(), &job);
         self.count_waiting(old.as_deref(), &job);
         let held = |job: &Job| job.last_placed().map(|placed| placed.allocation.nodes.clone());
         let parts = old.as_deref().and_then(held).into_iter().chain(held(&job));
@@ -142,10 +143,8 @@ impl State {
     /// Takes note of when a job will ask for less, once, and forgets it when it waits no more.
     fn count_patience(&mut self, old: Option<&Job>, job: &Job) {
         let waits = |job: &Job| matches!(job.phase, Phase::Pending);
-        let times = job
-            .request
-            .relaxes_after()
-            .map(|time| (job.submitted.after(time), job.id));
+        let relaxes = job.request.relaxes_after().map(|time| job.submitted.after(time));
+        let times = relaxes.chain(Self::keeps_off_until(job)).map(|at| (at, job.id));
         match (old.is_some_and(waits), waits(job)) {
             (false, true) => self.patience.extend(times),
             (true, false) => times.for_each(|time| {
@@ -333,6 +332,11 @@ impl State {
     /// What a pending job asks for by now; less than it was submitted with, once its patience is over or if that
     /// can never be.
     pub(super) fn asked_now<'a>(&self, job: &'a Job) -> Cow<'a, ResourceRequest> {
+        self.keeping_off(job, self.wished_now(job))
+    }
+
+    /// The same, wherever it has failed before.
+    pub(super) fn wished_now<'a>(&self, job: &'a Job) -> Cow<'a, ResourceRequest> {
         let over = |time: &Duration| !self.patience.contains(&(job.submitted.after(*time), job.id));
         let times: Vec<Duration> = job.request.relaxes_after().collect();
         let over = times.iter().filter(|time| over(time)).count();

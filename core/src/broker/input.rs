@@ -11,6 +11,7 @@ use crate::model::audit::{AuditRecord, Origin};
 use crate::model::batch::{Output, Place};
 use crate::model::ids::{BadName, JobId, JobKey, NodeName, SessionId, SessionName, UserName};
 use crate::model::job::Sent;
+use crate::model::mail::MailWish;
 use crate::model::node::Observed;
 use crate::model::resources::ResourceRequest;
 use crate::model::session::{SessionSpec, Share};
@@ -122,6 +123,8 @@ pub struct SubmitJob {
     pub requeue: bool,
     /// When it may start.
     pub start: StartWish,
+    /// What its user wants to be told by mail; none: nothing.
+    pub mail: Option<MailWish>,
     /// The tasks of an array; none: it is one job.
     pub array: Option<ArraySpec>,
     /// A repeated request with one key has one effect; empty: not repeated.

@@ -7,6 +7,7 @@
 
 mod arrays;
 mod audit;
+mod avoid;
 mod backfill;
 mod change;
 mod check;
@@ -22,6 +23,7 @@ mod idle;
 mod index;
 mod input;
 mod limits;
+mod mail;
 mod names;
 mod on;
 mod order;
@@ -59,6 +61,7 @@ pub use headroom::ByModel;
 pub use idle::{IdleEnd, IdlePolicy, JobUse, LastUse, UsedBy};
 pub use index::Aside;
 pub use input::{Caller, FeatureChange, Input, JobUpdate, OpenSession, Reply, SessionRef, SignIn, SubmitJob};
+pub use mail::Mail;
 pub use order::{Priority, all_standings};
 pub use queued::{Queued, Reasons, queued};
 pub use reject::{Reject, RejectKind};
@@ -85,6 +88,8 @@ pub struct Output {
     pub changes: Vec<Change>,
     /// To be done after the commit.
     pub effects: BTreeSet<Effect>,
+    /// To be sent after the commit, once or never.
+    pub mails: Vec<Mail>,
     /// To be given to whoever sent the input, after the commit.
     pub reply: Reply,
 }
@@ -112,6 +117,7 @@ struct Pending {
     now: Timestamp,
     changes: Vec<Change>,
     effects: BTreeSet<Effect>,
+    mails: Vec<Mail>,
     /// What is free, or who may have it, has changed: a pass is due before the input is done.
     room: bool,
 }
@@ -164,11 +170,13 @@ impl Broker {
                     now: _,
                     changes,
                     effects,
+                    mails,
                     room: _,
                 } = std::mem::take(&mut self.output);
                 Ok(Output {
                     changes,
                     effects,
+                    mails,
                     reply,
                 })
             }
@@ -206,6 +214,7 @@ impl Broker {
     }
 
     fn put_job(&mut self, job: crate::model::job::Job) {
+        self.note_mail(&job);
         let job = Arc::new(job);
         self.state.insert_job(Arc::clone(&job));
         self.record(Change::PutJob(job));

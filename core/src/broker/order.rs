@@ -172,7 +172,7 @@ impl State {
         let terms = &job.terms;
         let is_shared = |one: &ResourceRequest| matches!(one.unit, UnitRequest::Share { .. });
         let shared = job.request.components().any(is_shared);
-        let patient = job.request.relaxes_after().next().is_some();
+        let own = job.request.relaxes_after().next().is_some() || job.failed_soon().next().is_some();
         let line = LineKey {
             time_limit: job.time_limit,
             request: job.request.clone(),
@@ -182,7 +182,7 @@ impl State {
             partition: terms.partition.clone(),
             reservation: terms.reservation.clone(),
             owner: shared.then(|| job.owner.clone()),
-            alone: patient.then_some(job.id),
+            alone: own.then_some(job.id),
         };
         let class = ClassKey {
             line: 0,

@@ -461,7 +461,7 @@ impl Broker {
 
 /// What a job that could start on what is free still waits for, by its own wish; none: it could not, or does not.
 pub(super) fn holds_out(state: &State, job: &Job, now: Needs<'_>) -> Option<String> {
-    let least = job.request.at_last();
+    let least = state.keeping_off(job, job.request.at_last());
     if *least == *now.request {
         return None;
     }

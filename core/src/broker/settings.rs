@@ -61,6 +61,8 @@ pub struct Settings {
     pub fabric: Arc<Fabric>,
     /// Where the addresses are from by which the containers of a gang reach each other.
     pub gang_subnet: Subnet,
+    /// Mail is sent: there is a program that does it.
+    pub mail: bool,
 }
 
 impl Default for Settings {
@@ -88,6 +90,7 @@ impl Default for Settings {
             queue: QueueSettings::default(),
             fabric: Arc::default(),
             gang_subnet: Subnet::GANGS,
+            mail: false,
         }
     }
 }

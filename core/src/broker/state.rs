@@ -92,6 +92,8 @@ pub struct State {
     pub pending: Pending,
     /// When pending jobs will ask for less.
     pub patience: OrdSet<(Timestamp, JobId)>,
+    /// When users are to hear that so many hundredths of a job's time are over.
+    pub time_parts: OrdSet<(Timestamp, JobId, u8)>,
     /// When pending jobs may start that may not before.
     pub begins: OrdSet<(Timestamp, JobId)>,
     /// When it was last looked which reservations are in force.
@@ -247,6 +249,7 @@ impl State {
             submit_keys: OrdMap::new(),
             pending,
             patience: OrdSet::new(),
+            time_parts: OrdSet::new(),
             begins: OrdSet::new(),
             reserved_at: now,
             dependents: OrdMap::new(),
@@ -594,7 +597,12 @@ impl State {
         let waits = [self.patience.get_min(), self.begins.get_min()];
         let patience = waits.into_iter().flatten().map(|(at, _)| *at);
         let trim = self.audit_trimmed.after(super::on::AUDIT_TRIM);
-        let jobs = job.into_iter().chain(patience).chain(self.next_pass);
+        let time_parts = self.time_parts.get_min().map(|(at, ..)| *at);
+        let jobs = job
+            .into_iter()
+            .chain(patience)
+            .chain(self.next_pass)
+            .chain(time_parts);
         let jobs = jobs.chain(self.next_reservation());
         let forgotten = self.next_forgotten();
         jobs.chain(nodes)

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use super::avoid;
 use super::forecast::start_of;
 use super::found::found_on;
 use super::index::Aside;
@@ -335,6 +336,7 @@ pub fn explain(state: &State, job: &Job, now: Timestamp) -> Explanation {
             ),
         };
     }
+    explanation.summary += &avoid::said(state, job);
     explanation
 }
 

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::ids::{JobId, NodeName, UserName};
+use super::mail::MailWish;
 use super::session::ContainerOptions;
 
 /// Where a job's output goes when nothing else is asked for, in its working directory.
@@ -41,6 +42,9 @@ pub struct Batch {
     /// The job from inside of which it was submitted; none: from outside.
     #[serde(default)]
     pub submitted_by: Option<JobId>,
+    /// What its user wants to be told by mail.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mail: Option<MailWish>,
     /// Made by the client: a repeated request with one key has one effect; empty: not repeated.
     #[serde(default)]
     pub request_key: String,

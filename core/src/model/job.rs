@@ -10,7 +10,7 @@ use super::array::ArrayPart;
 use super::batch::Batch;
 use super::cpus::Binding;
 use super::gang_network::RankNetwork;
-use super::ids::{Generation, JobId, JobKey, SessionId, UserName};
+use super::ids::{Generation, JobId, JobKey, NodeName, SessionId, UserName};
 use super::resources::{Allocation, ResourceRequest};
 use super::shared::Shared;
 use super::start::Conditions;
@@ -118,6 +118,12 @@ pub struct Containment {
     pub oom_kills: u32,
 }
 
+/// A batch job that fails so soon after its containers are ready has failed at once: what is wrong may be its node.
+pub const SOON: Duration = Duration::from_mins(1);
+
+/// So long after that it keeps off that node, if another one could take it.
+pub const KEEPS_OFF: Duration = Duration::from_hours(1);
+
 /// What one node of an allocated job last said of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankStatus {
@@ -139,6 +145,12 @@ pub struct RankStatus {
     /// What its container has of the gang's network: decided when the allocation is given.
     #[serde(default)]
     pub network: RankNetwork,
+    /// When its container became ready.
+    #[serde(default)]
+    pub ready_at: Option<Timestamp>,
+    /// The job failed here before it ran, or soon after ([`SOON`]).
+    #[serde(default)]
+    pub failed_soon: bool,
 }
 
 /// How a job that is being ended goes.
@@ -236,6 +248,21 @@ impl Placed {
         used
     }
 
+    /// The nodes on which it failed at once.
+    fn failed_soon_on(&self) -> Vec<NodeName> {
+        let parts = self.allocation.nodes.iter().zip(&self.ranks);
+        let failed = parts.filter(|(_, rank)| rank.failed_soon);
+        failed.map(|(part, _)| part.node.clone()).collect()
+    }
+
+    /// Since when all of its containers are ready; none: they are not.
+    pub fn ready_since(&self) -> Option<Timestamp> {
+        let ready = self.ranks.iter().all(|rank| rank.ready);
+        let last = self.ranks.iter().filter_map(|rank| rank.ready_at).max();
+        // Records of before it was kept tell when it was given its nodes.
+        ready.then(|| last.unwrap_or(self.started))
+    }
+
     /// It is being ended, and waits again after that.
     pub fn comes_again(&self) -> bool {
         self.leaving.is_some_and(|leaving| leaving.again)
@@ -270,7 +297,7 @@ pub enum Hold {
 }
 
 /// A time in which a job held something before it was queued again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PastRun {
     /// Fencing token of what it held.
     #[serde(default)]
@@ -287,11 +314,19 @@ pub struct PastRun {
     /// The job that it gave way to.
     #[serde(default)]
     pub for_job: Option<JobId>,
+    /// Nodes on which it failed before it ran, or soon after.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failed_soon_on: Vec<NodeName>,
 }
 
 impl PastRun {
     const fn unknown() -> JobState {
         JobState::Cancelled
+    }
+
+    /// Until when its job keeps off the nodes on which it failed at once.
+    pub fn keeps_off_until(&self) -> Timestamp {
+        self.ended.after(KEEPS_OFF)
     }
 }
 
@@ -416,6 +451,12 @@ impl Job {
         last.into_iter().chain(past).any(|known| known == generation)
     }
 
+    /// Its runs that failed at once on some node, the last one first.
+    pub fn failed_soon(&self) -> impl Iterator<Item = &PastRun> {
+        let runs = self.past_runs.iter().rev();
+        runs.filter(|run| !run.failed_soon_on.is_empty())
+    }
+
     /// How often in a row it has been ended for another job's sake.
     pub fn preemptions(&self) -> usize {
         let runs = self.past_runs.iter().rev();
@@ -436,6 +477,7 @@ impl Job {
                 .as_ref()
                 .map_or(PastRun::unknown(), |ending| ending.state),
             for_job: placed.leaving.and_then(|leaving| leaving.for_job),
+            failed_soon_on: placed.failed_soon_on(),
         });
         Some(Self {
             past_runs,
@@ -463,6 +505,7 @@ impl Job {
             billing_milli: placed.billing_milli,
             state: ending.state,
             for_job: None,
+            failed_soon_on: placed.failed_soon_on(),
         });
         Some(Self {
             past_runs,

@@ -16,6 +16,7 @@ pub mod host_list;
 pub mod ids;
 pub mod indices;
 pub mod job;
+pub mod mail;
 pub mod node;
 pub mod partition;
 pub mod policy;

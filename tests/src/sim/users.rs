@@ -57,6 +57,7 @@ impl World {
             submitted_from: Place::default(),
             request_key: String::new(),
             requeue: self.rng.one_in(2),
+            mail: None,
             start: StartWish::default(),
             array,
         };

@@ -289,6 +289,8 @@ impl State {
             binding: part.seen.binding.clone(),
             metered: Metered::default(),
             network: part.seen.network,
+            ready_at: None,
+            failed_soon: false,
         });
         let allocation = Allocation {
             nodes: nodes.collect(),

@@ -11,6 +11,7 @@ use crate::model::audit::Action;
 use crate::model::batch::{Batch, Output, Place};
 use crate::model::indices::IndexSet;
 use crate::model::job::{Ending, Hold, Job, JobKind, JobState, Phase, Placed};
+use crate::model::mail::MailWish;
 use crate::model::start::Conditions;
 use crate::model::terms::Terms;
 use crate::model::time::Timestamp;
@@ -96,6 +97,7 @@ impl Broker {
                 output: request.output,
                 submitted_from: request.submitted_from,
                 submitted_by: caller.job().map(|own| own.job),
+                mail: request.mail,
                 request_key: request.request_key,
             })),
             array,
@@ -307,6 +309,9 @@ fn must_be_runnable(request: &SubmitJob) -> Result<(), Reject> {
                 path.escape_debug().to_string()
             ));
         }
+    }
+    if let Some(wrong) = request.mail.as_ref().and_then(MailWish::wrong) {
+        return invalid(wrong);
     }
     must_be_a_command(&request.command, request.script.is_some())?;
     request.script.as_deref().map_or(Ok(()), must_be_a_script)

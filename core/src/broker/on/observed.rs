@@ -187,13 +187,15 @@ impl Broker {
         let ours = |seen: &&ObservedJob| seen.key == key && seen.cluster == self.state.cluster.id;
         let seen = observed.jobs.iter().find(ours);
         if let Some(seen) = seen {
-            self.see_rank(&job, placed, rank, seen);
+            self.see_rank(now, &job, placed, rank, seen);
             if seen.cause == Some(EndCause::Exited) && seen.exit_code == Some(0) {
                 // It came to its end by itself, before it heard that it was to go: it need not run again.
                 self.forget_requeue(id, &ending(EndCause::Exited, seen, (node, job.kind)));
             }
             if let Some(cause) = seen.cause {
-                self.end_job(now, id, ending(cause, seen, (node, job.kind)));
+                let ending = ending(cause, seen, (node, job.kind));
+                self.note_failure(now, &job, rank, &ending);
+                self.end_job(now, id, ending);
             }
             if seen.phase == ObservedPhase::Released {
                 // A node does not release what it was not told to end without saying why.
@@ -208,24 +210,24 @@ impl Broker {
             link.has_applied(&self.state.cluster, link.since.get(&id).copied().unwrap_or(1))
         });
         if applied {
-            let reason = format!("node {node} no longer has it");
-            self.end_job(
-                now,
-                id,
-                Ending {
-                    state: JobState::NodeFail,
-                    reason,
-                    exit_code: None,
-                },
-            );
+            let ending = Ending {
+                state: JobState::NodeFail,
+                reason: format!("node {node} no longer has it"),
+                exit_code: None,
+            };
+            self.note_failure(now, &job, rank, &ending);
+            self.end_job(now, id, ending);
             self.release(now, id, node);
         }
     }
 
-    fn see_rank(&mut self, job: &Job, placed: &Placed, rank: usize, seen: &ObservedJob) {
+    fn see_rank(&mut self, now: Timestamp, job: &Job, placed: &Placed, rank: usize, seen: &ObservedJob) {
         let mut status = placed.ranks[rank].clone();
         // Ready is for good: what comes after it is an end.
-        status.ready |= seen.phase == ObservedPhase::Ready;
+        if seen.phase == ObservedPhase::Ready && !status.ready {
+            status.ready = true;
+            status.ready_at = Some(now);
+        }
         if !seen.host_key.is_empty() {
             status.host_key.clone_from(&seen.host_key);
         }

@@ -20,6 +20,7 @@ impl Broker {
         if self.state.audit_trimmed.after(AUDIT_TRIM) <= now {
             self.trim_audit(now);
         }
+        self.mail_time_parts(now);
         self.end_overdue(now);
         self.end_patience(now);
         let (room, over) = self.state.let_begin(now);

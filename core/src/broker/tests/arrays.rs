@@ -22,6 +22,7 @@ fn request(array: Option<&str>, count: u32) -> SubmitJob {
         output: Files::default(),
         submitted_from: Place::default(),
         requeue: true,
+        mail: None,
         start: StartWish::default(),
         array: array.map(|text| text.parse().expect(text)),
         request_key: String::new(),

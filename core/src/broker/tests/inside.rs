@@ -250,6 +250,7 @@ fn a_job_submits_what_is_no_wider_than_itself() {
         output: Files::default(),
         submitted_from: Place::default(),
         requeue: true,
+        mail: None,
         start: StartWish::default(),
         array: None,
         request_key: String::new(),

@@ -303,6 +303,7 @@ fn singletons_follow_each_other() {
             request_key: String::new(),
             array: None,
             requeue: true,
+            mail: None,
             start: one(singleton),
         };
         match world

@@ -2,6 +2,7 @@
 
 mod accounts;
 mod arrays;
+mod avoid;
 mod backfill;
 mod backfill_model;
 mod constraints;
@@ -14,6 +15,7 @@ mod idle;
 mod inside;
 mod jobs;
 mod lifecycle;
+mod mail;
 mod mps;
 mod nodes;
 mod preemption;

@@ -67,6 +67,7 @@ impl World {
             request_key: String::new(),
             array: None,
             requeue: true,
+            mail: None,
             start: StartWish::default(),
         };
         match self.must(Input::SubmitJob(caller(user), Box::new(request))).reply {
@@ -200,7 +201,7 @@ fn who_gives_way_is_protected_first_then_ended_and_waits_again() {
     let job = world.job(low);
     assert_eq!(job.state(), JobState::Pending, "two are left of eight");
     assert_eq!((job.submitted, job.past_runs.len()), (submitted, 1));
-    let run = job.past_runs[0];
+    let run = &job.past_runs[0];
     assert_eq!((run.started, run.state), (started, JobState::Preempted));
     assert_eq!(run.ended, world.now);
     assert!(run.billing_milli > 0 && run.generation == key.generation);
@@ -522,6 +523,7 @@ fn a_batch_job_is_queued_again_by_its_owner_and_operators_and_stopped_for_good()
         request_key: String::new(),
         array: None,
         requeue: false,
+        mail: None,
         start: StartWish::default(),
     };
     let refused = world.handle(Input::SubmitJob(caller("alice"), Box::new(nothing)));
