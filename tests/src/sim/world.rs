@@ -497,6 +497,7 @@ impl World {
         let Output {
             changes,
             effects,
+            mails: _,
             reply,
         } = match result {
             Ok(output) => output,
