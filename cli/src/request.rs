@@ -22,7 +22,7 @@ pub use terms::TermsArgs;
 #[command(next_help_heading = "What to ask for")]
 pub struct RequestArgs {
     /// Number of nodes [default: 1]
-    #[arg(short = 'N', long, value_name = "N", value_parser = units::parse_count, allow_hyphen_values = true)]
+    #[arg(short = 'N', long, value_name = "N", value_parser = units::parse_nodes, allow_hyphen_values = true)]
     pub nodes: Option<u32>,
     /// GPUs over all nodes, with a model if wanted: 4, h100:4; MIG slices: 1g.10gb:2; or a share of a GPU: 0.5
     #[arg(short = 'G', long, value_name = "[MODEL:][PROFILE:]K", value_parser = units::parse_gpus, allow_hyphen_values = true)]

@@ -232,6 +232,19 @@ pub fn parse_model(text: &str) -> Result<String, String> {
     }
 }
 
+/// A number of nodes. Slurm's "2-2" is two; from so many to so many is not had.
+pub fn parse_nodes(text: &str) -> Result<u32, String> {
+    match text.split_once('-') {
+        Some((least, most)) if !least.is_empty() => match (parse_count(least)?, parse_count(most)?) {
+            (least, most) if least == most => Ok(least),
+            (least, most) => Err(format!(
+                "{least} to {most} nodes cannot be asked for: say how many it is to be"
+            )),
+        },
+        _ => parse_count(text),
+    }
+}
+
 /// A count of at least one.
 pub fn parse_count(text: &str) -> Result<u32, String> {
     match text.trim().parse::<i128>() {

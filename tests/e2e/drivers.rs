@@ -7,14 +7,29 @@ use carrel_tests::image::Image;
 use carrel_tests::programs::repository;
 use carrel_tests::user::ALICE;
 
+/// Puts what those programs are made of into a user's directory.
+pub fn library(to: &std::path::Path) {
+    copy(drivers().as_ref(), to);
+}
+
 /// The directory of those programs; fetched at the first call on this machine.
 fn drivers() -> String {
-    let output = Command::new(repository().join("tests/drivers/cached-drivers"))
+    cached("cached-drivers", "what is in PyPI is not to be had")
+}
+
+/// The directory of Debian's PyTorch and all that it needs; made at the first call on this machine.
+pub fn torch() -> String {
+    cached("cached-torch", "no PyTorch could be made of Debian's packages")
+}
+
+/// What a program in `tests/drivers` prints: a directory.
+fn cached(program: &str, otherwise: &str) -> String {
+    let output = Command::new(repository().join("tests/drivers").join(program))
         .stdin(Stdio::null())
         .stderr(Stdio::inherit())
         .output()
-        .expect("tests/drivers/cached-drivers can be run");
-    assert!(output.status.success(), "what is in PyPI is not to be had");
+        .unwrap_or_else(|error| panic!("{program}: {error}"));
+    assert!(output.status.success(), "{otherwise}");
     String::from_utf8(output.stdout)
         .expect("a path")
         .trim()
@@ -39,7 +54,7 @@ fn submitit_does_not_notice() {
     let links = home.join("slurm");
     cluster.carrel(ALICE, ["slurm", "install"]).arg(&links).ok();
     let library = home.join("python");
-    copy(drivers().as_ref(), &library);
+    self::library(&library);
     copy(
         &repository().join("tests/drivers/submitit_driver.py"),
         &home.join("driver.py"),

@@ -1,10 +1,13 @@
 //! Gangs whose nodes are hosts of their own: what their members reach of each other, and nobody else of them.
 
 use carrel_tests::cluster::{Cluster, Options, node_address};
+use carrel_tests::image::Image;
+use carrel_tests::programs::repository;
 use carrel_tests::user::{ALICE, BOB, ROOT};
 use carrel_tests::wait;
 use serde_json::Value;
 
+use crate::drivers;
 use crate::shared::SMALL;
 
 const PORT: u16 = 9000;
@@ -232,4 +235,82 @@ fn operators_say_what_gangs_get() {
     let shown = cluster.carrel(ALICE, ["show", "none"]).ok();
     assert!(shown.contains("gang network: none"), "{shown}");
     assert_eq!(none.record()["job"]["nodes"][0]["network"], Value::Null);
+}
+
+/// PyTorch over four hosts, as its users write it: ranks meet by `env://` over the gang's network, by `srun`, by Lightning
+/// that takes this for Slurm, and by torchrun on each node; they add up what they have, and train one model.
+#[test]
+fn a_gang_trains() {
+    let torch = drivers::torch();
+    let cluster = Cluster::start(&Options {
+        hosts: vec![None; 4],
+        images: vec![Image::Debian],
+        networks: true,
+        // Software on a file system that all nodes share.
+        broker_config: format!("[[policy.mounts]]\nname = \"torch\"\npath = \"{torch}\"\nread_only = true\n"),
+        ..Options::default()
+    });
+    let home = cluster.sandbox().home(ALICE);
+    for program in ["training.py", "fabric_driver.py"] {
+        let path = repository().join("tests/drivers").join(program);
+        std::fs::copy(&path, home.join(program)).expect("a program of the tests");
+    }
+    drivers::library(&home.join("python"));
+    let script = "#!/bin/bash\n\
+        #SBATCH -N4 --ntasks-per-node=1 -c1 --mem=1G -o training.out\n\
+        libraries=$TORCH/usr/lib/x86_64-linux-gnu\n\
+        export LD_LIBRARY_PATH=$libraries:$libraries/blas:$libraries/lapack:$TORCH/usr/lib\n\
+        export PYTHONPATH=$TORCH/usr/lib/python3/dist-packages OMP_NUM_THREADS=1\n\
+        set -e\n\
+        srun python3 training.py > ranks.out\n\
+        PYTHONPATH=$PWD/python:$PYTHONPATH srun python3 fabric_driver.py 4 > lightning.out\n\
+        srun python3 -m torch.distributed.run --nnodes=$SLURM_NNODES --nproc_per_node=1 --rdzv_id=$SLURM_JOB_ID \\\n\
+          --rdzv_backend=c10d --rdzv_endpoint=$MASTER_ADDR:$MASTER_PORT training.py > torchrun.out\n";
+    std::fs::write(home.join("training.sh"), script).expect("own file");
+    let (env, mount) = (format!("TORCH={torch}"), format!("{torch}:{torch}:ro"));
+    let args = [
+        "submit",
+        "--parsable",
+        "--env",
+        &env,
+        "--mount",
+        &mount,
+        "training.sh",
+    ];
+    let id = cluster.carrel(ALICE, args).ok().trim().to_owned();
+    let said = |name: &str| std::fs::read_to_string(home.join(name)).unwrap_or_default();
+    cluster.ready("it has trained", |this| {
+        let state = show(this, &id)["state"].clone();
+        assert_ne!(
+            state,
+            "FAILED",
+            "{}{}{}{}",
+            said("training.out"),
+            said("ranks.out"),
+            said("lightning.out"),
+            said("torchrun.out")
+        );
+        state == "COMPLETED"
+    });
+    let ranks = said("ranks.out");
+    let mut lines: Vec<&str> = ranks.lines().collect();
+    lines.sort_unstable();
+    // 1 + 2 + 3 + 4, and srun's ranks follow the nodes.
+    assert_eq!(lines, ["n0 0/4 10", "n1 1/4 10", "n2 2/4 10", "n3 3/4 10"]);
+    let fabric = said("lightning.out");
+    let mut lines: Vec<&str> = fabric.lines().collect();
+    lines.sort_unstable();
+    assert_eq!(lines, ["0/4 1.5", "1/4 1.5", "2/4 1.5", "3/4 1.5"]);
+    // Torchrun's are as they come: each rank once, and each node.
+    let elastic = said("torchrun.out");
+    let column = |at: usize| {
+        let mut words: Vec<&str> = elastic
+            .lines()
+            .filter_map(|line| line.split(' ').nth(at))
+            .collect();
+        words.sort_unstable();
+        words
+    };
+    assert_eq!(column(0), ["n0", "n1", "n2", "n3"], "{elastic}");
+    assert_eq!(column(1), ["0/4", "1/4", "2/4", "3/4"], "{elastic}");
 }

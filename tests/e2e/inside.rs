@@ -122,7 +122,7 @@ fn everything_else_is_refused() {
         "open more",
         "ssh inside-beside",
         "attach inside-beside",
-        "nodes",
+        "reservations",
         "rm inside-fenced",
         "share inside-fenced bob",
         "login https://127.0.0.1:7070",

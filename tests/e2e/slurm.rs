@@ -161,6 +161,23 @@ fn what_is_wrong_is_said_as_slurm_says_it() {
         noted.stdout.lines().all(|line| line.starts_with("all* up ")),
         "{noted}"
     );
+    let named = slurm.ok(&[
+        "sacctmgr",
+        "-nP",
+        "show",
+        "user",
+        "alice",
+        "format=user,adminlevel",
+    ]);
+    assert_eq!(named, "alice|None\n");
+    let qos = slurm.ok(&["sacctmgr", "-P", "list", "qos", "format=Name,Priority"]);
+    assert!(qos.starts_with("Name|Priority\nnormal|"), "{qos}");
+    let writes = slurm.run(&["sacctmgr", "-i", "add", "user", "bob", "account=physics"]);
+    assert_eq!(writes.code, 1, "{writes}");
+    assert!(
+        writes.stderr.contains("`carrel admin user add` does it"),
+        "{writes}"
+    );
     assert!(slurm.ok(&["sinfo", "--version"]).starts_with("slurm "));
     assert!(slurm.ok(&["squeue", "--help"]).contains("--noheader"));
     let names = slurm.ok(&["scontrol", "show", "hostnames", "n[0-1,7]"]);
@@ -179,6 +196,15 @@ fn what_is_wrong_is_said_as_slurm_says_it() {
     );
     for words in [
         &["sshare", "-P"][..],
+        &[
+            "sacctmgr",
+            "-nP",
+            "show",
+            "assoc",
+            "where",
+            "user=alice",
+            "format=account,user,qos",
+        ],
         &["sprio"],
         &["squeue", "--json"],
         &["sinfo", "--json"],
@@ -274,6 +300,10 @@ fn a_job_works_with_slurm_s_names_from_inside() {
          sbatch --account=elsewhere --wrap true; echo account $?\n\
          scancel {beside}; echo beside $?\n\
          scontrol show hostnames\n\
+         echo nodes $(sinfo -hN -o '%N %t' | sort -u | sed 's/ .*//')\n\
+         echo node $(scontrol show node n0 | head -n1)\n\
+         echo partition $(scontrol -o show partition | sed 's/ .*//')\n\
+         echo launched $(srun --propagate=NONE -N1-1 -n1 printenv SLURM_LAUNCH_NODE_IPADDR | grep -c '[.]')\n\
          scontrol requeue $SLURM_JOB_ID\n\
          sleep 600\n"
     );
@@ -284,9 +314,18 @@ fn a_job_works_with_slurm_s_names_from_inside() {
         shown.contains(" Restarts=1 ") && shown.contains("JobState=COMPLETED")
     });
     let said = std::fs::read_to_string(home.join("inside-0.txt")).expect("what it said");
-    for line in ["seen child parent", "queue parent", "account 1", "beside 1"] {
+    for line in [
+        "seen child parent",
+        "queue parent",
+        "account 1",
+        "beside 1",
+        "nodes n0 n1",
+        "partition PartitionName=all",
+        "launched 1",
+    ] {
         assert!(said.lines().any(|one| one == line), "{line}: {said}");
     }
+    assert!(said.contains("\nnode NodeName=n0 "), "{said}");
     assert!(said.contains("no wider than itself"), "{said}");
     assert!(said.contains("can be reached"), "{said}");
     slurm.ok(&["scancel", &beside]);

@@ -176,6 +176,18 @@ pub fn put_tasks(spec: &mut v1::SessionSpec, tasks: &TaskArgs) {
     }
 }
 
+/// What Slurm calls an allocation that was given no name: the program that it is for, by its file name.
+pub fn put_job_name(spec: &mut v1::SessionSpec, program: &str) {
+    let name = program.rsplit('/').find(|part| !part.is_empty());
+    if spec.env.iter().any(|known| known.name == "SLURM_JOB_NAME") {
+        return;
+    }
+    spec.env.push(v1::EnvVar {
+        name: "SLURM_JOB_NAME".to_owned(),
+        value: name.unwrap_or("interactive").to_owned(),
+    });
+}
+
 /// What Slurm says of tasks: the broker knows nodes and CPUs.
 pub fn of_tasks(tasks: &TaskArgs, nodes: u32) -> Vec<v1::EnvVar> {
     let per_node = tasks.ntasks_per_node;

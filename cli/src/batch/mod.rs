@@ -89,7 +89,7 @@ pub struct NotedArgs {
     get_user_env: Option<String>,
     #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "")]
     exclusive: Option<String>,
-    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    #[arg(short = 'k', long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "")]
     no_kill: Option<String>,
     #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "")]
     propagate: Option<String>,
@@ -135,6 +135,79 @@ pub struct NotedArgs {
     spread_job: Option<String>,
     #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "")]
     use_min_nodes: Option<String>,
+    #[arg(long, hide = true, value_name = "INTERVAL")]
+    acctg_freq: Option<String>,
+    #[arg(long, hide = true, value_name = "FEATURES")]
+    batch: Option<String>,
+    #[arg(long, hide = true, value_name = "SPEC")]
+    bb: Option<String>,
+    #[arg(long, hide = true, value_name = "FILE")]
+    bbf: Option<String>,
+    #[arg(short = 'M', long, hide = true, value_name = "NAMES")]
+    clusters: Option<String>,
+    #[arg(long, hide = true, value_name = "FEATURES")]
+    cluster_constraint: Option<String>,
+    #[arg(short = 'S', long, hide = true, value_name = "N")]
+    core_spec: Option<String>,
+    #[arg(long, hide = true, value_name = "N")]
+    thread_spec: Option<String>,
+    #[arg(long, hide = true, value_name = "TIME")]
+    deadline: Option<String>,
+    #[arg(long, hide = true, value_name = "LABEL")]
+    mcs_label: Option<String>,
+    #[arg(long, hide = true, value_name = "KIND")]
+    network: Option<String>,
+    #[arg(long, hide = true, value_name = "N")]
+    ntasks_per_core: Option<String>,
+    #[arg(long, hide = true, value_name = "N")]
+    ntasks_per_socket: Option<String>,
+    #[arg(long, hide = true, value_name = "FLAGS")]
+    power: Option<String>,
+    #[arg(long, hide = true, value_name = "N")]
+    priority: Option<String>,
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    reboot: Option<String>,
+    #[arg(long, hide = true, value_name = "TIME")]
+    time_min: Option<String>,
+    #[arg(long, hide = true, value_name = "HOW")]
+    tres_bind: Option<String>,
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    x11: Option<String>,
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    ignore_pbs: Option<String>,
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    bell: Option<String>,
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    no_bell: Option<String>,
+    /// refused: there are no licenses
+    #[arg(short = 'L', long, hide = true, value_name = "X", value_parser = |_: &str| refused("there are no licenses"))]
+    licenses: Option<String>,
+    /// refused: --image names the image
+    #[arg(long, hide = true, value_name = "X", value_parser = |_: &str| refused("--image names the image"))]
+    container: Option<String>,
+    /// refused: --gpus-per-node counts GPUs
+    #[arg(long, hide = true, value_name = "X", value_parser = |_: &str| refused("--gpus-per-node counts GPUs"))]
+    gpus_per_socket: Option<String>,
+    /// refused: --ntasks and --gpus-per-task say the same
+    #[arg(long, hide = true, value_name = "X", value_parser = |_: &str| refused("--ntasks and --gpus-per-task say the same"))]
+    ntasks_per_gpu: Option<String>,
+    /// refused: -c and --gpus-per-task say the same
+    #[arg(long, hide = true, value_name = "X", value_parser = |_: &str| refused("-c and --gpus-per-task say the same"))]
+    tres_per_task: Option<String>,
+    /// refused: --nodelist names nodes
+    #[arg(short = 'F', long, hide = true, value_name = "X", value_parser = |_: &str| refused("--nodelist names nodes"))]
+    nodefile: Option<String>,
+    /// refused: a job is whose who asks for it is
+    #[arg(long, hide = true, value_name = "X", value_parser = |_: &str| refused("a job is whose who asks for it is"))]
+    uid: Option<String>,
+    /// refused: a job has its user's groups
+    #[arg(long, hide = true, value_name = "X", value_parser = |_: &str| refused("a job has its user's groups"))]
+    gid: Option<String>,
+}
+
+/// Of what Slurm has and cannot be had here.
+fn refused(why: &'static str) -> Result<String, &'static str> {
+    Err(why)
 }
 
 impl NotedArgs {
@@ -218,6 +291,77 @@ impl NotedArgs {
                 "a job begins when all of its nodes are ready",
             ),
             ("--spread-job", &self.spread_job, "jobs are packed"),
+            // Reading these fails before.
+            ("--licenses", &self.licenses, "there are no licenses"),
+            ("--container", &self.container, "--image names the image"),
+            (
+                "--gpus-per-socket",
+                &self.gpus_per_socket,
+                "--gpus-per-node counts GPUs",
+            ),
+            (
+                "--ntasks-per-gpu",
+                &self.ntasks_per_gpu,
+                "--ntasks and --gpus-per-task say the same",
+            ),
+            (
+                "--tres-per-task",
+                &self.tres_per_task,
+                "-c and --gpus-per-task say the same",
+            ),
+            ("--nodefile", &self.nodefile, "--nodelist names nodes"),
+            ("--uid", &self.uid, "a job is whose who asks for it is"),
+            ("--gid", &self.gid, "a job has its user's groups"),
+            (
+                "--acctg-freq",
+                &self.acctg_freq,
+                "how often use is measured, the node's agent says",
+            ),
+            ("--batch", &self.batch, "the first node runs the script"),
+            ("--bb", &self.bb, "there are no burst buffers"),
+            ("--bbf", &self.bbf, "there are no burst buffers"),
+            ("--clusters", &self.clusters, "there is one cluster"),
+            (
+                "--cluster-constraint",
+                &self.cluster_constraint,
+                "there is one cluster",
+            ),
+            ("--core-spec", &self.core_spec, "no CPUs are set aside"),
+            ("--thread-spec", &self.thread_spec, "no CPUs are set aside"),
+            (
+                "--deadline",
+                &self.deadline,
+                "--time says for how long, --begin from when",
+            ),
+            ("--mcs-label", &self.mcs_label, "it is not kept"),
+            (
+                "--network",
+                &self.network,
+                "a job's network is the cluster's to say",
+            ),
+            (
+                "--ntasks-per-core",
+                &self.ntasks_per_core,
+                "sockets, cores and threads are not told apart",
+            ),
+            (
+                "--ntasks-per-socket",
+                &self.ntasks_per_socket,
+                "sockets, cores and threads are not told apart",
+            ),
+            ("--power", &self.power, "nodes' power is as it is"),
+            ("--priority", &self.priority, "--nice moves it"),
+            ("--reboot", &self.reboot, "nodes are not booted for jobs"),
+            (
+                "--time-min",
+                &self.time_min,
+                "a job has the time that it asks for",
+            ),
+            ("--tres-bind", &self.tres_bind, "CPUs follow the GPUs"),
+            ("--x11", &self.x11, "ssh -X leads displays on"),
+            ("--ignore-pbs", &self.ignore_pbs, "#PBS lines are not read"),
+            ("--bell", &self.bell, "no bell rings"),
+            ("--no-bell", &self.no_bell, "no bell rings"),
             (
                 "--use-min-nodes",
                 &self.use_min_nodes,
@@ -250,11 +394,12 @@ fn parse_mail_user(text: &str) -> Result<String, String> {
     wish.wrong().map_or_else(|| Ok(text.to_owned()), Err)
 }
 
-/// `gpu`, `gpu:4`, `gpu:h100:4`; as in Slurm one is meant where no number is said.
+/// `gpu`, `gpu:4`, `gpu:h100:4`, `none`, `gpu:0`; as in Slurm one is meant where no number is said.
 pub fn parse_gres(text: &str) -> Result<GpuCount, String> {
     match text {
         "gpu" => units::parse_gpus("1"),
-        "none" => Err("leave it out to ask for no GPUs".to_owned()),
+        "none" | "gpu:none" => Ok(GpuCount::default()),
+        _ if text.starts_with("gpu:") && text.ends_with(":0") => Ok(GpuCount::default()),
         _ if text.contains(',') => Err("one kind of GPUs is asked for at a time".to_owned()),
         _ => match text.strip_prefix("gpu:") {
             Some(rest) => units::parse_gpus(rest).or_else(|_| units::parse_gpus(&format!("{rest}:1"))),
@@ -485,5 +630,22 @@ mod tests {
         let notes = layers(&["--comment=slow --wckey=k --exclusive"]).noted.notes();
         assert_eq!(notes.len(), 3);
         assert!(notes[0].starts_with("--comment is ignored"), "{notes:?}");
+        let more = layers(&["--ntasks-per-core=1 -M all --x11 -S 2 -k --priority 3 --time-min=1"]);
+        assert_eq!(more.noted.notes().len(), 7);
+    }
+
+    #[test]
+    fn no_gpus_may_be_said_as_slurm_says_it() {
+        for gres in ["none", "gpu:0", "gpu:h100:0"] {
+            assert_eq!(parse_gres(gres).map(|gpus| gpus.count), Ok(0), "{gres}");
+            assert_eq!(
+                layers(&[&format!("--gres={gres}")])
+                    .request()
+                    .gpus_per_node
+                    .map(|gpus| gpus.count),
+                Some(0)
+            );
+        }
+        assert_eq!(parse_gres("gpu:h100").map(|gpus| gpus.count), Ok(1));
     }
 }

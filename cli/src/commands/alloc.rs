@@ -83,6 +83,9 @@ pub async fn run(context: &Context, args: AllocArgs) -> Result<u8> {
     };
     let mut spec = args.request.over(base)?;
     environment::put_tasks(&mut spec, &args.request.tasks);
+    if args.name.is_none() {
+        environment::put_job_name(&mut spec, args.command.first().map_or("", String::as_str));
+    }
     args.idle.over(&mut spec);
     let mut signals = Signals::catch()?;
     let address = context.address()?;
@@ -155,13 +158,14 @@ pub(super) struct Allocation {
 }
 
 impl Allocation {
-    /// Asks for resources, without a shell on them. Without a name it is forgotten at its end.
+    /// Asks for resources for a command, without a shell on them. Without a name it is forgotten at its end.
     pub(super) async fn ask(
         context: &Context,
         request: &RequestArgs,
         idle: &IdleArgs,
         start: &StartArgs,
         name: Option<String>,
+        command: &str,
     ) -> Result<Self> {
         let base = v1::SessionSpec {
             image: context.config.image.clone().unwrap_or_default(),
@@ -169,6 +173,9 @@ impl Allocation {
         };
         let mut spec = request.over(base)?;
         idle.over(&mut spec);
+        if name.is_none() {
+            environment::put_job_name(&mut spec, command);
+        }
         let address = context.address()?;
         let mut client = crate::connect::connect(&address).await?;
         let request = v1::OpenSessionRequest {

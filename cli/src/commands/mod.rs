@@ -59,6 +59,7 @@ fn works_inside(command: &Command) -> bool {
         | Command::Hold(_)
         | Command::Release(_)
         | Command::Throttle(_)
+        | Command::Nodes(_)
         | Command::Slurm(_)
         | Command::Completion(_)
         | Command::Version(_) => true,
@@ -68,7 +69,6 @@ fn works_inside(command: &Command) -> bool {
         | Command::Ssh(_)
         | Command::Attach(_)
         | Command::Usage(_)
-        | Command::Nodes(_)
         | Command::Top(_)
         | Command::Rm(_)
         | Command::Share(_)
@@ -91,8 +91,8 @@ pub async fn run(context: &Context, command: Command) -> Result<u8> {
     if !works_inside(&command) && context.is_inside() {
         return Err(
             CliError::new(Kind::Denied, "this is not possible from inside a session").hint(
-                "inside, `carrel` shows, extends and stops what it runs in, and submits and ends batch jobs of its own; \
-                 everything else is done from outside",
+                "inside, `carrel` shows, extends and stops what it runs in, submits and ends batch jobs of its own, and \
+                 lists the cluster's nodes; everything else is done from outside",
             ),
         );
     }

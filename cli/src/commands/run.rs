@@ -342,8 +342,9 @@ async fn alone(context: &Context, args: &RunArgs, signals: &mut Signals) -> Resu
     if let Some(StepGres::Gpus(gpus)) = &args.gres {
         request.gpus_per_node = Some(gpus.clone());
     }
-    let mut allocation =
-        Allocation::ask(context, &request, &args.idle, &args.start, args.name.clone()).await?;
+    let program = args.command.first().map_or("", String::as_str);
+    let name = args.name.clone();
+    let mut allocation = Allocation::ask(context, &request, &args.idle, &args.start, name, program).await?;
     // Caught from here on: what comes while the step runs is the step's.
     let mut leave = crate::signals::Signals::catch()?;
     if let Some(code) = allocation
@@ -511,6 +512,12 @@ fn start(
             .iter()
             .map(|one| (one.name.clone(), one.value.clone())),
     );
+    if let Some(each) = args.request.tasks.ntasks_per_node {
+        env.insert("SLURM_NTASKS_PER_NODE".to_owned(), each.to_string());
+    }
+    if let Some(address) = place.own.and_then(|_| own_address()) {
+        env.insert("SLURM_LAUNCH_NODE_IPADDR".to_owned(), address);
+    }
     let nodes = u32::try_from(parts.len()).unwrap_or(u32::MAX).max(1);
     let each = args.request.gpus_per_node.as_ref().map(|gpus| gpus.count);
     let gpus = match (&args.gres, &args.request.gpus) {
@@ -561,6 +568,13 @@ fn start(
         input: readers(args, parts)?,
         ..Default::default()
     })
+}
+
+/// The address that this host's name leads to.
+fn own_address() -> Option<String> {
+    let name = nix::unistd::gethostname().ok()?.into_string().ok()?;
+    let mut found = std::net::ToSocketAddrs::to_socket_addrs(&(name.as_str(), 0)).ok()?;
+    found.next().map(|address| address.ip().to_string())
 }
 
 /// A file that each node, or each task, has its own of; empty: there is none such.

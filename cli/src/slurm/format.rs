@@ -117,14 +117,28 @@ pub fn long<T>(text: &str, fields: &'static [Field<T>]) -> Result<Layout<T>> {
     Ok(parts)
 }
 
-/// Reads a format of sacct, sstat and sshare: `JobID%30,State,Elapsed%-12`.
+/// Reads a format of sacct, sstat and sshare: `JobID%30,State,Elapsed%-12`. A beginning of a name is the first that has it,
+/// and `ALL` all of them.
 ///
 /// # Errors
 /// A name that stands for nothing.
 pub fn names<T>(words: &[String], fields: &'static [Field<T>]) -> Result<Vec<Column<T>>> {
+    let all = |word: &String| word.eq_ignore_ascii_case("all");
+    let words: Vec<String> = match words.iter().any(all) {
+        true => fields.iter().map(|field| field.name.to_owned()).collect(),
+        false => words.to_vec(),
+    };
     let column = |word: &String| {
         let (name, size) = word.split_once('%').unwrap_or((word, ""));
+        let begun = || {
+            let begins = |field: &&Field<T>| {
+                let start = field.name.get(..name.len());
+                !name.is_empty() && start.is_some_and(|start| start.eq_ignore_ascii_case(name))
+            };
+            fields.iter().find(begins)
+        };
         let field = named(name, fields)
+            .or_else(begun)
             .ok_or_else(|| CliError::usage(format!("Invalid field requested: \"{name}\"")))?;
         let width: i32 = match size {
             "" => field.width,
@@ -200,12 +214,12 @@ pub fn table<T>(columns: &[Column<T>], rows: &[T], style: &Style, header: bool) 
         }
     };
     if header {
-        let names = columns.iter().map(|column| column.field.name.to_owned());
+        let names = columns.iter().map(|column| column.field.header.to_owned());
         put(names.collect(), false);
         if *style == Style::Columns {
             let dashes = columns
                 .iter()
-                .map(|column| "-".repeat(column.width.unwrap_or(column.field.name.len())));
+                .map(|column| "-".repeat(column.width.unwrap_or(column.field.header.len())));
             put(dashes.collect(), false);
         }
     }
@@ -293,10 +307,16 @@ mod tests {
     fn tables_are_as_sacct_has_them() {
         let words: Vec<String> = ["JobID%4", "name%-6"].map(str::to_owned).into();
         let columns = names(&words, FIELDS).expect("read");
+        let begun: Vec<String> = ["n", "ALL"].map(str::to_owned).into();
+        assert_eq!(
+            names(&begun[..1], FIELDS).expect("a beginning")[0].field.name,
+            "Name"
+        );
+        assert_eq!(names(&begun, FIELDS).expect("all").len(), FIELDS.len());
         let rows = [(7, "a"), (12345, "longest")];
         assert_eq!(
             table(&columns, &rows, &Style::Columns, true),
-            "JobI Name   \n---- ------ \n   7 a      \n123+ longe+ \n"
+            "JOBI NAME   \n---- ------ \n   7 a      \n123+ longe+ \n"
         );
         let parsable = |trailing| Style::Parsable {
             delimiter: "|".into(),

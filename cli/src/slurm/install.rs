@@ -12,8 +12,8 @@ use crate::terminal::say;
 
 /// Slurm's commands, as other names of this program.
 ///
-/// `carrel slurm install DIR` puts links there: salloc, sbatch, srun, squeue, scancel, sinfo, sacct, scontrol, sstat, sprio
-/// and sshare. With DIR on PATH, scripts and tools that speak to Slurm speak to this cluster. Inside sessions and jobs
+/// `carrel slurm install DIR` puts links there: salloc, sbatch, srun, squeue, scancel, sinfo, sacct, sacctmgr, scontrol,
+/// sstat, sprio and sshare. With DIR on PATH, scripts and tools that speak to Slurm speak to this cluster. Inside sessions and jobs
 /// they are there already. docs/slurm.md says what of each command there is.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \

@@ -10,6 +10,7 @@ mod options;
 #[cfg(test)]
 mod reference;
 mod sacct;
+mod sacctmgr;
 mod salloc;
 mod sbatch;
 mod scancel;
@@ -131,6 +132,10 @@ async fn command(name: &'static str, args: &[String]) -> Result<u8> {
             Some(given) => sacct::run(&called()?, given).await,
             None => Ok(0),
         },
+        "sacctmgr" => match given(&sacctmgr::USAGE, args, false)? {
+            Some(given) => sacctmgr::run(&called()?, given).await,
+            None => Ok(0),
+        },
         "scancel" => match given(&scancel::USAGE, args, false)? {
             Some(given) => scancel::run(&called()?, given).await,
             None => Ok(0),
@@ -182,9 +187,10 @@ fn given(usage: &Usage, args: &[String], until_word: bool) -> Result<Option<Give
 
 /// The commands with options of their own kind, for their description.
 #[cfg(test)]
-const USAGES: [&Usage; 8] = [
+const USAGES: [&Usage; 9] = [
     &squeue::USAGE,
     &sacct::USAGE,
+    &sacctmgr::USAGE,
     &scancel::USAGE,
     &scontrol::USAGE,
     &sinfo::USAGE,

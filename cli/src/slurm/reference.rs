@@ -19,6 +19,9 @@ fn reference() -> String {
                 .get_short()
                 .map_or(String::new(), |short| format!("-{short}, "));
             let what = match arg.get_help() {
+                Some(help) if arg.is_hide_set() && help.to_string().starts_with("refused") => {
+                    help.to_string()
+                }
                 _ if arg.is_hide_set() => "taken, with a note where it means nothing here".to_owned(),
                 help => help
                     .map(ToString::to_string)

@@ -112,6 +112,13 @@ mod tests {
         ] {
             assert_eq!(read(line).expect_err("unknown").message, said);
         }
+        for (line, why) in [
+            ("-L matlab a.sh", "there are no licenses"),
+            ("--nodefile=x a.sh", "--nodelist"),
+        ] {
+            let refused = read(line).expect_err("refused");
+            assert!(refused.message.contains(why), "{line}: {}", refused.message);
+        }
         assert!(
             read("--time=soon a.sh")
                 .expect_err("no time")

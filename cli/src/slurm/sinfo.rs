@@ -319,16 +319,13 @@ const FIELDS: &[Field<Line>] = &[
 ];
 
 /// What differs from node to node without telling lines apart.
-const SUMS: [&str; 17] = [
+const SUMS: [&str; 14] = [
     "NodeAI",
     "NodeAIOT",
     "CPUsState",
     "CPUs",
     "Nodes",
-    "NodeHost",
     "NodeList",
-    "NodeAddr",
-    "FreeMem",
     "Memory",
     "Cores",
     "AllocMem",
@@ -684,6 +681,11 @@ mod tests {
         assert_eq!(
             listed(&["-h", "-n", "n3,n9", "-O", "nodelist:4,statelong:6"]),
             "n3  mixed \n"
+        );
+        // Slurm's hosts and addresses, and what is free, tell nodes apart.
+        assert_eq!(
+            listed(&["-h", "-o", "%n %t"]),
+            "n1 idle\nn2 idle\nn3 mix\nn4 drain\n"
         );
     }
 

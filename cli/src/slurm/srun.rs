@@ -3,24 +3,370 @@
 use std::ffi::OsString;
 
 use clap::error::ErrorKind;
+use clap::{Arg, CommandFactory as _};
 
 use super::Called;
-use crate::cli::Command;
+use super::options::Takes::{Nothing, Perhaps, Value};
+use super::options::{NONE, ONE_CLUSTER, Opt, Standing, Takes, noted, refused};
+use crate::cli::{Cli, Command};
 use crate::error::{CliError, Result};
+use crate::terminal::say;
 use crate::{batch, commands, components, output};
+
+/// Why sockets, cores and threads are not told apart.
+const CPUS_ALONE: &str = "CPUs are counted, and near to their GPUs; not sockets, cores and threads";
+/// Why programs of a site's are not run.
+const NO_PROLOGS: &str = "nothing but the command is run";
+const NO_MAIL: &str = "no mail is sent";
+const NOT_COUNTED: &str = "it is not counted";
+const AS_IT_IS: &str = "frequencies are as they are";
+
+/// What `man srun` has and `carrel run` has not.
+const OTHERS: &[Opt] = &[
+    noted(
+        NONE,
+        "acctg-freq",
+        Value,
+        "how often use is measured, the node's agent says",
+    ),
+    noted(NONE, "bb", Value, "there are no burst buffers"),
+    noted(NONE, "bbf", Value, "there are no burst buffers"),
+    noted(NONE, "bcast", Perhaps, "programs are read from where they are"),
+    noted(
+        NONE,
+        "send-libs",
+        Perhaps,
+        "programs are read from where they are",
+    ),
+    noted(NONE, "compress", Perhaps, "programs are read from where they are"),
+    noted(NONE, "cluster-constraint", Value, ONE_CLUSTER),
+    noted('M', "clusters", Value, ONE_CLUSTER),
+    refused(NONE, "container", Value, "--image names the job's image"),
+    refused(NONE, "container-image", Value, "--image names the job's image"),
+    noted('S', "core-spec", Value, CPUS_ALONE),
+    noted(NONE, "thread-spec", Value, CPUS_ALONE),
+    noted(NONE, "cores-per-socket", Value, CPUS_ALONE),
+    noted(NONE, "sockets-per-node", Value, CPUS_ALONE),
+    noted(NONE, "threads-per-core", Value, CPUS_ALONE),
+    noted('B', "extra-node-info", Value, CPUS_ALONE),
+    noted(NONE, "ntasks-per-core", Value, CPUS_ALONE),
+    noted(NONE, "ntasks-per-socket", Value, CPUS_ALONE),
+    noted(NONE, "cpu-freq", Value, AS_IT_IS),
+    noted(NONE, "gpu-freq", Value, AS_IT_IS),
+    noted(NONE, "deadline", Value, "--time says for how long"),
+    noted(NONE, "delay-boot", Value, "nodes are not booted for jobs"),
+    noted(NONE, "reboot", Nothing, "nodes are not booted for jobs"),
+    noted('X', "disable-status", Nothing, "Ctrl-C is the tasks'"),
+    noted(NONE, "quit-on-interrupt", Nothing, "Ctrl-C is the tasks'"),
+    noted(NONE, "prolog", Value, NO_PROLOGS),
+    noted(NONE, "epilog", Value, NO_PROLOGS),
+    noted(NONE, "task-prolog", Value, NO_PROLOGS),
+    noted(NONE, "task-epilog", Value, NO_PROLOGS),
+    noted(NONE, "external-launcher", Nothing, NO_PROLOGS),
+    refused(NONE, "gid", Value, "a step is its job's user's"),
+    refused(NONE, "uid", Value, "a step is its job's user's"),
+    noted(NONE, "gres-flags", Value, "CPUs follow the GPUs"),
+    noted(NONE, "tres-bind", Value, "CPUs follow the GPUs"),
+    noted(NONE, "het-group", Value, "a job is one group"),
+    noted(NONE, "pack-group", Value, "a job is one group"),
+    noted(NONE, "interactive", Nothing, "--pty says it"),
+    refused('L', "licenses", Value, "there are no licenses"),
+    noted(NONE, "mail-type", Value, NO_MAIL),
+    noted(NONE, "mail-user", Value, NO_MAIL),
+    noted(NONE, "mcs-label", Value, NOT_COUNTED),
+    noted(NONE, "wckey", Value, NOT_COUNTED),
+    noted(NONE, "power", Value, NOT_COUNTED),
+    noted(NONE, "profile", Value, NOT_COUNTED),
+    noted(NONE, "msg-timeout", Value, "a node that is cut off is waited for"),
+    refused(
+        NONE,
+        "multi-prog",
+        Nothing,
+        "all tasks run one command; a script can tell them apart by SLURM_PROCID",
+    ),
+    noted(NONE, "network", Value, "a job's network is the cluster's to say"),
+    noted(
+        NONE,
+        "resv-ports",
+        Perhaps,
+        "a job's network is its own, with all ports",
+    ),
+    refused('Z', "no-allocate", Nothing, "nothing runs without an allocation"),
+    refused('F', "nodefile", Value, "--nodelist names nodes"),
+    refused('r', "relative", Value, "--nodelist names nodes"),
+    refused(
+        NONE,
+        "ntasks-per-gpu",
+        Value,
+        "--ntasks and --gpus-per-task say the same",
+    ),
+    refused(NONE, "gpus-per-socket", Value, CPUS_ALONE),
+    refused(
+        NONE,
+        "tres-per-task",
+        Value,
+        "-c and --gpus-per-task say the same",
+    ),
+    noted(
+        'E',
+        "preserve-env",
+        Nothing,
+        "the number of nodes and tasks is the step's",
+    ),
+    noted(NONE, "priority", Value, "--nice moves it"),
+    noted(NONE, "propagate", Perhaps, "limits are the container's"),
+    noted('s', "share", Nothing, "--overlap shares what other steps have"),
+    noted(NONE, "slurmd-debug", Value, "nothing more is said"),
+    noted(NONE, "spread-job", Nothing, "jobs are packed"),
+    noted(
+        'T',
+        "threads",
+        Value,
+        "connections are as many as there are nodes",
+    ),
+    noted(NONE, "tmp", Value, "a container's disk is not counted"),
+    noted(
+        NONE,
+        "use-min-nodes",
+        Nothing,
+        "jobs have the nodes that they ask for",
+    ),
+    noted(
+        NONE,
+        "wait-all-nodes",
+        Value,
+        "a step begins when all of its nodes are ready",
+    ),
+    noted(NONE, "x11", Perhaps, "ssh -X leads displays on"),
+];
 
 /// Runs it.
 pub async fn run(called: &Called, args: &[String]) -> Result<u8> {
+    let (words, notes) = sift(args)?;
+    if !words.iter().any(|word| word == "-Q" || word == "--quiet") {
+        for note in notes {
+            say(format_args!("srun: {note}"));
+        }
+    }
     let own = ["carrel", "run"].map(OsString::from);
-    let words = own.into_iter().chain(args.iter().map(OsString::from));
+    let words = own.into_iter().chain(words.iter().map(OsString::from));
     match components::parse(words.collect()) {
         Ok(cli) => match cli.command {
             Command::Run(args) => commands::run::run(&called.context, *args).await,
             _ => Err(CliError::usage("this is no step")),
         },
         Err(error) if error.kind() == ErrorKind::DisplayHelp => output::text(error.to_string()).map(|()| 0),
-        Err(error) => {
-            Err(CliError::usage(batch::in_one_line(&error)).hint("Try \"srun --help\" for more information"))
+        Err(error) => Err(wrong(batch::in_one_line(&error))),
+    }
+}
+
+fn wrong(what: String) -> CliError {
+    CliError::usage(what).hint("Try \"srun --help\" for more information")
+}
+
+/// An option, of ours or not.
+enum Known {
+    /// Of `carrel run`; whether its value is a word of its own.
+    Own(bool),
+    Other(&'static Opt),
+}
+
+/// Takes out what Slurm has and means nothing here, up to the command. What is left, and what is to be said of the rest.
+fn sift(args: &[String]) -> Result<(Vec<String>, Vec<String>)> {
+    let cli = Cli::command();
+    let run = cli.find_subcommand("run");
+    let own: Vec<&Arg> = run
+        .into_iter()
+        .chain(std::iter::once(&cli))
+        .flat_map(clap::Command::get_arguments)
+        .collect();
+    let (mut kept, mut notes) = (Vec::new(), Vec::new());
+    let mut args = args.iter();
+    while let Some(arg) = args.next() {
+        if let Some(long) = arg.strip_prefix("--").filter(|long| !long.is_empty()) {
+            let (name, value) = long
+                .split_once('=')
+                .map_or((long, None), |(name, value)| (name, Some(value)));
+            match by_long(&own, name) {
+                Some(Known::Other(other)) => {
+                    notes.push(said(other)?);
+                    if other.takes == Takes::Value && value.is_none() {
+                        args.next();
+                    }
+                }
+                Some(Known::Own(true)) if value.is_none() => {
+                    kept.push(arg.clone());
+                    kept.extend(args.next().cloned());
+                }
+                Some(Known::Own(_)) | None => kept.push(arg.clone()),
+            }
+        } else if arg.len() > 1 && arg.starts_with('-') && !arg.starts_with("--") {
+            let mut left = String::from("-");
+            let mut letters = arg[1..].chars();
+            let mut follows = false;
+            while let Some(letter) = letters.next() {
+                match by_short(&own, letter) {
+                    Some(Known::Own(true)) => {
+                        left.push(letter);
+                        left.push_str(letters.as_str());
+                        follows = letters.as_str().is_empty();
+                        break;
+                    }
+                    Some(Known::Own(false)) | None => left.push(letter),
+                    Some(Known::Other(other)) => {
+                        notes.push(said(other)?);
+                        if other.takes == Takes::Value {
+                            if letters.as_str().is_empty() {
+                                args.next();
+                            }
+                            break;
+                        }
+                    }
+                }
+            }
+            if left.len() > 1 {
+                kept.push(left);
+            }
+            if follows {
+                kept.extend(args.next().cloned());
+            }
+        } else {
+            // The command, or the end of options.
+            kept.push(arg.clone());
+            kept.extend(args.by_ref().cloned());
+        }
+    }
+    Ok((kept, notes))
+}
+
+fn said(option: &Opt) -> Result<String> {
+    match option.is {
+        Standing::Used | Standing::Noted => Ok(format!("--{} is ignored: {}", option.long, option.text)),
+        Standing::Refused => Err(wrong(format!(
+            "option '--{}' cannot be had here: {}",
+            option.long, option.text
+        ))),
+    }
+}
+
+/// Whether the value of an option of ours stands in a word of its own.
+fn value_follows(arg: &Arg) -> bool {
+    arg.get_action().takes_values() && !arg.is_require_equals_set()
+}
+
+fn by_long(own: &[&Arg], name: &str) -> Option<Known> {
+    let names = |arg: &Arg| -> Vec<String> {
+        let aliases = arg.get_all_aliases().unwrap_or_default();
+        let names = arg.get_long().into_iter().chain(aliases);
+        names.map(str::to_owned).collect()
+    };
+    let is = |arg: &&&Arg, begins: bool| {
+        let of = names(arg);
+        of.iter()
+            .any(|one| one == name || (begins && one.starts_with(name)))
+    };
+    let find = |begins: bool| {
+        let mine = own.iter().find(|arg| is(arg, begins));
+        let mine = mine.map(|arg| Known::Own(value_follows(arg)));
+        let other = || {
+            OTHERS
+                .iter()
+                .find(|one| one.long == name || (begins && one.long.starts_with(name)))
+        };
+        mine.or_else(|| other().map(Known::Other))
+    };
+    find(false).or_else(|| find(true))
+}
+
+fn by_short(own: &[&Arg], letter: char) -> Option<Known> {
+    let is = |arg: &&&Arg| {
+        let aliases = arg.get_all_short_aliases().unwrap_or_default();
+        arg.get_short() == Some(letter) || aliases.contains(&letter)
+    };
+    let mine = own.iter().find(is).map(|arg| Known::Own(value_follows(arg)));
+    mine.or_else(|| {
+        OTHERS
+            .iter()
+            .find(|one| one.short == Some(letter))
+            .map(Known::Other)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sifted(line: &str) -> (String, usize) {
+        let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+        let (kept, notes) = sift(&words).expect(line);
+        (kept.join(" "), notes.len())
+    }
+
+    #[test]
+    fn what_means_nothing_here_is_taken() {
+        for (line, kept, notes) in [
+            (
+                "-n 2 --propagate=NONE --x11 -l hostname -X",
+                "-n 2 -l hostname -X",
+                2,
+            ),
+            (
+                "-N1 -n1 --threads-per-core 1 --resv-ports true",
+                "-N1 -n1 true",
+                2,
+            ),
+            ("-ul -T4 -T 4 -XEu sh -c exit", "-ul -u sh -c exit", 4),
+            (
+                "-w n1 --wckey x --job-name y -o f%t --chdir /tmp pwd --wckey",
+                "-w n1 --job-name y -o f%t --chdir /tmp pwd --wckey",
+                1,
+            ),
+            (
+                "--output x --het-group=0 --jobid 12 -J x echo --multi-prog",
+                "--output x --jobid 12 -J x echo --multi-prog",
+                1,
+            ),
+            (
+                "--ntasks 2 --exclusive --cpu-bind=q -- -x",
+                "--ntasks 2 --exclusive --cpu-bind=q -- -x",
+                0,
+            ),
+            ("--acctg 5 true", "true", 1),
+            ("--nonsense true", "--nonsense true", 0),
+        ] {
+            assert_eq!(sifted(line), (kept.to_owned(), notes), "{line}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_had_is_refused() {
+        for line in [
+            "--multi-prog x",
+            "-r 1 true",
+            "--relative=1 true",
+            "-lZ true",
+            "-L matlab true",
+        ] {
+            let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+            let error = sift(&words).expect_err(line);
+            assert!(
+                error.message.contains("cannot be had here"),
+                "{line}: {}",
+                error.message
+            );
+        }
+    }
+
+    #[test]
+    fn no_option_stands_for_two() {
+        let cli = Cli::command();
+        let run = cli.find_subcommand("run").expect("the verb");
+        for other in OTHERS {
+            let both = run.get_arguments().any(|arg| {
+                arg.get_long() == Some(other.long)
+                    || (other.short.is_some() && arg.get_short() == other.short)
+            });
+            assert!(!both, "--{} is an option of our own", other.long);
         }
     }
 }

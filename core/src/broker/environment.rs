@@ -11,7 +11,7 @@ use super::state::State;
 use crate::model::batch::Place;
 use crate::model::host_list;
 use crate::model::ids::JobId;
-use crate::model::job::{Job, Placed};
+use crate::model::job::{Job, JobKind, Placed};
 use crate::model::resources::NodeAllocation;
 
 /// Ports that gangs meet at are from here on: above those of services, below those that kernels give to clients
@@ -21,6 +21,8 @@ const MASTER_PORTS: u64 = 20_000;
 const MASTER_PORTS_COUNT: u64 = 10_000;
 /// The user's own count where something else than one a node was asked for.
 const TASKS_PER_NODE: &str = "SLURM_TASKS_PER_NODE";
+/// What programs tell interactive jobs by.
+const JOB_NAME: &str = "SLURM_JOB_NAME";
 
 /// The variables of one rank: the user's own, and over them the allocation's.
 pub(super) fn of(state: &State, job: &Job, placed: &Placed, rank: usize) -> Vec<(String, String)> {
@@ -30,6 +32,9 @@ pub(super) fn of(state: &State, job: &Job, placed: &Placed, rank: usize) -> Vec<
     let missing = |env: &[(String, String)], name: &str| !env.iter().any(|(known, _)| known == name);
     let with_tasks = missing(&env, TASKS_PER_NODE);
     let with_master = missing(&env, "MASTER_ADDR") && missing(&env, "MASTER_PORT");
+    // Who gave it no name may say what Slurm would call it: "interactive", or the command's name.
+    let session = job.session.and_then(|id| state.sessions.get(&id));
+    let with_name = missing(&env, JOB_NAME) || !session.is_some_and(|session| session.ephemeral);
 
     let list: Vec<&str> = nodes.iter().map(|part| part.node.as_str()).collect();
     let short = host_list::format(nodes.iter().map(|part| &part.node));
@@ -43,7 +48,9 @@ pub(super) fn of(state: &State, job: &Job, placed: &Placed, rank: usize) -> Vec<
     put("CARREL_RANK", rank.to_string());
     put("SLURM_JOB_ID", job.id.to_string());
     put("SLURM_JOBID", job.id.to_string());
-    put("SLURM_JOB_NAME", job.name.clone());
+    if with_name {
+        put(JOB_NAME, job.name.clone());
+    }
     put("SLURM_JOB_USER", job.owner.to_string());
     put("SLURM_JOB_UID", uid.to_string());
     put("SLURM_JOB_NODELIST", short.clone());
@@ -73,7 +80,16 @@ pub(super) fn of(state: &State, job: &Job, placed: &Placed, rank: usize) -> Vec<
         put(TASKS_PER_NODE, host_list::in_short(nodes.iter().map(|_| &1)));
     }
     if with_master {
-        put("MASTER_ADDR", list[0].to_owned());
+        let alone = job.kind == JobKind::Interactive && nodes.len() == 1;
+        // A session's container on one node is called by the session's name: torchrun looks for its own host's.
+        put(
+            "MASTER_ADDR",
+            if alone {
+                job.name.clone()
+            } else {
+                list[0].to_owned()
+            },
+        );
         put("MASTER_PORT", master_port(job.id).to_string());
     }
     if let Some(batch) = &job.batch {

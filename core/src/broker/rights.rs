@@ -83,6 +83,8 @@ pub enum Inside {
     No,
     /// Of the job that it comes from, of its session and its array, and of what it has submitted; of nothing else.
     Own,
+    /// Of what the cluster has, which is everybody's to see.
+    Cluster,
 }
 
 const fn needs(
@@ -159,7 +161,7 @@ impl Call {
     /// The table.
     #[rustfmt::skip]
     pub const fn needs(self) -> Needs {
-        use Inside::{No, Own};
+        use Inside::{Cluster, No, Own};
         use Role::{Admin, Operator, User};
         use Scope::{Full, Read, Sessions};
         match self {
@@ -193,7 +195,7 @@ impl Call {
             Self::GetUsage        => needs( User,     Read,     Some(Operator), None,                  No),
             Self::ExplainJob      => needs( User,     Read,     Some(User),     None,                  Own),
             Self::PlanSession     => needs( User,     Read,     None,           None,                  No),
-            Self::ListNodes       => needs( User,     Read,     None,           None,                  No),
+            Self::ListNodes       => needs( User,     Read,     None,           None,                  Cluster),
             Self::ListFound       => needs( Operator, Full,     Some(Operator), None,                  No),
             Self::AdoptFound      => needs( Operator, Full,     Some(Operator), None,                  No),
             Self::EndFound        => needs( Operator, Full,     Some(Operator), None,                  No),
@@ -214,7 +216,7 @@ impl Call {
             // Who may ask for a QOS or a partition has to know its name.
             Self::ListQos         => needs( User,     Read,     Some(User),     None,                  No),
             Self::EditPartition   => needs( Admin,    Full,     Some(Admin),    None,                  No),
-            Self::ListPartitions  => needs( User,     Read,     Some(User),     None,                  No),
+            Self::ListPartitions  => needs( User,     Read,     Some(User),     None,                  Cluster),
             // Users reserve within what operators let them.
             Self::EditReservation => needs( User,     Full,     Some(Operator), None,                  No),
             Self::ListReservations => needs(User,     Read,     Some(User),     None,                  No),
@@ -228,7 +230,7 @@ impl Caller {
     /// Refuses what is not possible from where they ask.
     pub fn must_reach(&self, call: Call) -> Result<(), Reject> {
         match (self.job(), call.needs().inside) {
-            (None, _) | (Some(_), Inside::Own) => Ok(()),
+            (None, _) | (Some(_), Inside::Own | Inside::Cluster) => Ok(()),
             (Some(_), Inside::No) => Err(not_from_inside()),
         }
     }
@@ -277,8 +279,8 @@ pub(super) fn not_from_inside() -> Reject {
         "this is not possible from inside a session",
     )
     .hint(
-        "inside, `carrel` shows, extends and stops what it runs in, and submits and ends batch jobs of its own; everything \
-         else is done from outside",
+        "inside, `carrel` shows, extends and stops what it runs in, submits and ends batch jobs of its own, and lists the \
+         cluster's nodes; everything else is done from outside",
     )
 }
 

@@ -126,11 +126,12 @@ pub(super) fn container(
     })
 }
 
-/// The container's host name: a session's own, and in a gang that of the node, by which its peers know it.
+/// The container's host name: a session's own; of a batch job, and in a gang, that of the node, by which its programs and its
+/// peers know it. torchrun takes itself for the host of a rendezvous only if this is the name that was given for it.
 fn host_name(job: &DesiredJob) -> String {
     let own = job.peers.iter().find(|peer| peer.rank == job.rank);
     match own {
-        Some(peer) if job.peers.len() > 1 => peer.node.to_string(),
+        Some(peer) if job.peers.len() > 1 || job.batch.is_some() => peer.node.to_string(),
         Some(peer) => peer.host_name.clone(),
         None => job.name.clone(),
     }

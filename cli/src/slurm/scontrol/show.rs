@@ -506,6 +506,8 @@ async fn config(called: &Called) -> Result<u8> {
         ("DefaultTime", time(cluster.default_time_s)),
         ("GresTypes", "gpu".to_owned()),
         ("MaxTime", time(cluster.max_time_s)),
+        // Jobs that are over stay in the broker's memory for so long.
+        ("MinJobAge", "3600 sec".to_owned()),
         ("PriorityType", "priority/multifactor".to_owned()),
         ("SchedulerType", "sched/backfill".to_owned()),
         ("SelectType", "select/cons_tres".to_owned()),

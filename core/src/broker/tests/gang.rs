@@ -211,3 +211,20 @@ fn ranks_know_their_allocation_by_slurms_names() {
     );
     assert_eq!(wanted(&world, "net2", id).peers[0].slots, 4);
 }
+
+/// Programs take a job that is called "interactive" or "bash" for no step of many tasks.
+#[test]
+fn who_gives_no_name_says_what_slurm_would_call_it() {
+    for (ephemeral, called) in [(true, "interactive"), (false, "dev")] {
+        let mut world = World::new(&["net1"]);
+        let mut spec = gpus(1);
+        spec.env.insert("SLURM_JOB_NAME".into(), "interactive".into());
+        let request = OpenSession {
+            ephemeral,
+            ..open("dev", spec)
+        };
+        let id = world.open("alice", request).1;
+        let env: BTreeMap<String, String> = wanted(&world, "net1", id).env.into_iter().collect();
+        assert_eq!(env["SLURM_JOB_NAME"], called);
+    }
+}
