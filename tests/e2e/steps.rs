@@ -69,6 +69,12 @@ fn a_session_runs_steps() {
     run("carrel run -o /nowhere/x true")
         .run()
         .fails(1, &["cannot write /nowhere/x"]);
+    // Several programs in one step.
+    run("printf '0 echo first %%t\\n* echo other %%t\\n' > programs").ok();
+    let both = run("carrel run -n 2 --multi-prog programs").ok();
+    assert_eq!(lines(&both), lines("first 0\nother 1"));
+    run("carrel run --multi-prog nowhere").run().fails(1, &["cannot read nowhere"]);
+    run("carrel run -r 1 true").run().fails(1, &["--relative=1 leaves none"]);
     // More than there is.
     run("carrel run -n 3 true")
         .run()
@@ -136,6 +142,7 @@ fn a_gangs_script_runs_steps_on_all_nodes() {
         #SBATCH -N3 --ntasks-per-node=2 --gpus-per-node=4 -c1 -o gang.out\n\
         carrel run -l sh -c 'echo $SLURMD_NODENAME $SLURM_NODEID $SLURM_LOCALID $RANK/$WORLD_SIZE $SLURM_STEP_TASKS_PER_NODE'\n\
         carrel run -N3 -n3 --gpus-per-task 2 sh -c 'echo $CUDA_VISIBLE_DEVICES | tr , \"\\n\" | wc -l' > gpus.out\n\
+        carrel run -r1 -N2 -n2 sh -c 'echo $SLURMD_NODENAME' | sort > later.out\n\
         carrel run -n1 -w n2 sh -c 'echo $SLURMD_NODENAME' > one.out\n\
         carrel run -n6 sh -c '[ $SLURM_PROCID = 5 ] && exit 7; exit 0'\n\
         code=$?\n\
@@ -166,6 +173,7 @@ fn a_gangs_script_runs_steps_on_all_nodes() {
     assert!(said.contains("n2: task 5: Exited with exit code 7"), "{said}");
     assert_eq!(read(&cluster, ALICE, "gpus.out"), "2\n2\n2\n");
     assert_eq!(read(&cluster, ALICE, "one.out"), "n2\n");
+    assert_eq!(read(&cluster, ALICE, "later.out"), "n1\nn2\n");
     // From the laptop, and nobody else from theirs.
     let outside = cluster
         .carrel(

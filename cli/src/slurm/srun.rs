@@ -78,12 +78,6 @@ const OTHERS: &[Opt] = &[
     noted(NONE, "power", Value, NOT_COUNTED),
     noted(NONE, "profile", Value, NOT_COUNTED),
     noted(NONE, "msg-timeout", Value, "a node that is cut off is waited for"),
-    refused(
-        NONE,
-        "multi-prog",
-        Nothing,
-        "all tasks run one command; a script can tell them apart by SLURM_PROCID",
-    ),
     noted(NONE, "network", Value, "a job's network is the cluster's to say"),
     noted(
         NONE,
@@ -93,7 +87,6 @@ const OTHERS: &[Opt] = &[
     ),
     refused('Z', "no-allocate", Nothing, "nothing runs without an allocation"),
     refused('F', "nodefile", Value, "--nodelist names nodes"),
-    refused('r', "relative", Value, "--nodelist names nodes"),
     refused(
         NONE,
         "ntasks-per-gpu",
@@ -340,13 +333,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_had_is_refused() {
-        for line in [
-            "--multi-prog x",
-            "-r 1 true",
-            "--relative=1 true",
-            "-lZ true",
-            "-L matlab true",
-        ] {
+        for line in ["-lZ true", "-L matlab true", "--nodefile=x true"] {
             let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
             let error = sift(&words).expect_err(line);
             assert!(
