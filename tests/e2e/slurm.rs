@@ -239,6 +239,10 @@ fn an_array_is_listed_held_and_ended_task_by_task() {
         "ArrayTaskThrottle=2",
     ]);
     slurm.until(&format!("{id}_1"), "RUNNING");
+    let task = format!("{id}_1");
+    slurm.ok(&["scontrol", "update", &format!("JobId={task}"), "TimeLimit=00:07:00"]);
+    let limits = slurm.ok(&["squeue", "-h", "-j", &task, "-o", "%i %l"]);
+    assert_eq!(limits, format!("{task} 7:00\n"), "one that runs");
     slurm.ok(&["scancel", &format!("{id}_[3-4]"), &format!("{id}_0")]);
     slurm.until(&format!("{id}_0"), "CANCELLED by ");
     slurm.until(&format!("{id}_2"), "RUNNING");
