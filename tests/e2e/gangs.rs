@@ -258,40 +258,27 @@ fn a_gang_trains() {
     drivers::library(&home.join("python"));
     let script = "#!/bin/bash\n\
         #SBATCH -N4 --ntasks-per-node=1 -c1 --mem=1G -o training.out\n\
-        libraries=$TORCH/usr/lib/x86_64-linux-gnu\n\
-        export LD_LIBRARY_PATH=$libraries:$libraries/blas:$libraries/lapack:$TORCH/usr/lib\n\
-        export PYTHONPATH=$TORCH/usr/lib/python3/dist-packages OMP_NUM_THREADS=1\n\
+        torch=/opt/torch/usr/lib libraries=/opt/torch/usr/lib/x86_64-linux-gnu\n\
+        export LD_LIBRARY_PATH=$libraries:$libraries/blas:$libraries/lapack:$torch\n\
+        export PYTHONPATH=$torch/python3/dist-packages OMP_NUM_THREADS=1\n\
         set -e\n\
         srun python3 training.py > ranks.out\n\
         PYTHONPATH=$PWD/python:$PYTHONPATH srun python3 fabric_driver.py 4 > lightning.out\n\
         srun python3 -m torch.distributed.run --nnodes=$SLURM_NNODES --nproc_per_node=1 --rdzv_id=$SLURM_JOB_ID \\\n\
-          --rdzv_backend=c10d --rdzv_endpoint=$MASTER_ADDR:$MASTER_PORT training.py > torchrun.out\n";
+          --rdzv_backend=c10d --rdzv_endpoint=$MASTER_ADDR:$MASTER_PORT -r 1 -t 1 training.py > torchrun.out\n";
     std::fs::write(home.join("training.sh"), script).expect("own file");
-    let (env, mount) = (format!("TORCH={torch}"), format!("{torch}:{torch}:ro"));
-    let args = [
-        "submit",
-        "--parsable",
-        "--env",
-        &env,
-        "--mount",
-        &mount,
-        "training.sh",
-    ];
+    let mount = format!("{torch}:/opt/torch:ro");
+    let args = ["submit", "--parsable", "--mount", &mount, "training.sh"];
     let id = cluster.carrel(ALICE, args).ok().trim().to_owned();
     let said = |name: &str| std::fs::read_to_string(home.join(name)).unwrap_or_default();
-    cluster.ready("it has trained", |this| {
-        let state = show(this, &id)["state"].clone();
-        assert_ne!(
-            state,
-            "FAILED",
-            "{}{}{}{}",
-            said("training.out"),
-            said("ranks.out"),
-            said("lightning.out"),
-            said("torchrun.out")
-        );
-        state == "COMPLETED"
-    });
+    for file in ["ranks.out", "lightning.out", "torchrun.out"] {
+        cluster.ready(&format!("all ranks are in {file}"), |this| {
+            let state = show(this, &id)["state"].clone();
+            assert_ne!(state, "FAILED", "{}{}", said("training.out"), said(file));
+            said(file).lines().count() == 4
+        });
+    }
+    until(&cluster, &id, "COMPLETED");
     let ranks = said("ranks.out");
     let mut lines: Vec<&str> = ranks.lines().collect();
     lines.sort_unstable();
@@ -302,7 +289,8 @@ fn a_gang_trains() {
     lines.sort_unstable();
     assert_eq!(lines, ["0/4 1.5", "1/4 1.5", "2/4 1.5", "3/4 1.5"]);
     // Torchrun's are as they come: each rank once, and each node.
-    let elastic = said("torchrun.out");
+    // With -r and -t, and so with a mark on each line: this release's default fails under this release of Python.
+    let elastic = said("torchrun.out").replace("[default0]:", "");
     let column = |at: usize| {
         let mut words: Vec<&str> = elastic
             .lines()

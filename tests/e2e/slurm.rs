@@ -170,6 +170,16 @@ fn what_is_wrong_is_said_as_slurm_says_it() {
         "format=user,adminlevel",
     ]);
     assert_eq!(named, "alice|None\n");
+    let place = slurm.ok(&[
+        "sacctmgr",
+        "-nP",
+        "-s",
+        "list",
+        "user",
+        "alice",
+        "format=account%256,qos",
+    ]);
+    assert_eq!(place, "default|normal\n");
     let qos = slurm.ok(&["sacctmgr", "-P", "list", "qos", "format=Name,Priority"]);
     assert!(qos.starts_with("Name|Priority\nnormal|"), "{qos}");
     let writes = slurm.run(&["sacctmgr", "-i", "add", "user", "bob", "account=physics"]);

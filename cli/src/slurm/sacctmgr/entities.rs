@@ -1,5 +1,6 @@
 //! What sacctmgr knows, and its names for it (`man sacctmgr`, LIST/SHOW FORMAT OPTIONS).
 
+use carrel_core::model::ids::{AccountName, QosName};
 use carrel_proto::v1;
 
 use super::super::Called;
@@ -353,7 +354,7 @@ impl World {
             .list_accounts(v1::ListAccountsRequest {})
             .await?
             .into_inner();
-        Ok(Self {
+        let said = Self {
             cluster: client
                 .get_cluster(v1::GetClusterRequest {})
                 .await?
@@ -367,7 +368,51 @@ impl World {
                 .await?
                 .into_inner()
                 .users,
-        })
+        };
+        Ok(said.whole())
+    }
+
+    /// With what there is where operators have set nothing: the QOS of whoever asks for none, and the account of whoever is
+    /// in none.
+    fn whole(mut self) -> Self {
+        let normal = QosName::normal().to_string();
+        if !self.qos.iter().any(|qos| qos.name == normal) {
+            self.qos.push(v1::Qos {
+                name: normal,
+                usage_milli: 1_000,
+                ..v1::Qos::default()
+            });
+            self.qos.sort_by(|a, b| a.name.cmp(&b.name));
+        }
+        let is_in_one = |user: &v1::User| {
+            let mut members = self.accounts.iter().flat_map(|account| &account.members);
+            members.any(|member| member.user == user.name)
+        };
+        let others = self.users.iter().filter(|user| !is_in_one(user));
+        let others: Vec<v1::Member> = others
+            .map(|user| v1::Member {
+                user: user.name.clone(),
+                shares: 1,
+                ..v1::Member::default()
+            })
+            .collect();
+        if others.is_empty() {
+            return self;
+        }
+        let default = AccountName::default_account().to_string();
+        match self.accounts.iter_mut().find(|account| account.name == default) {
+            Some(account) => account.members.extend(others),
+            None => {
+                self.accounts.push(v1::Account {
+                    name: default,
+                    shares: 1,
+                    members: others,
+                    ..v1::Account::default()
+                });
+                self.accounts.sort_by(|a, b| a.name.cmp(&b.name));
+            }
+        }
+        self
     }
 
     /// All of an entity, in the order of their names.
@@ -610,6 +655,30 @@ pub mod tests {
     }
 
     #[test]
+    fn what_nobody_has_set_is_there_all_the_same() {
+        let bare = World {
+            accounts: Vec::new(),
+            people: Vec::new(),
+            qos: Vec::new(),
+            ..world()
+        };
+        let bare = bare.whole();
+        let lines = bare.lines(Entity::User, true);
+        let seen: Vec<(&str, &str, &[String])> = lines
+            .iter()
+            .map(|line| (line.user.as_str(), line.account.as_str(), line.qos.as_slice()))
+            .collect();
+        let normal = ["normal".to_owned()];
+        assert_eq!(
+            seen,
+            [("alice", "default", &normal[..]), ("bob", "default", &normal[..])]
+        );
+        // Who is in an account is in no other for that.
+        let whole = world().whole();
+        assert_eq!((whole.accounts.len(), whole.qos.len()), (2, 2));
+    }
+
+    #[test]
     fn each_word_stands_for_a_field() {
         let known = |name: &str| FIELDS.iter().any(|field| field.name == name);
         assert!(NAMES.iter().all(|(_, field)| known(field)));
@@ -623,7 +692,7 @@ pub mod tests {
         for entity in entities {
             for with in [false, true] {
                 for name in entity.usual(with).split(',') {
-                    assert_eq!(entity.field(name).is_some_and(known), true, "{name}");
+                    assert!(entity.field(name).is_some_and(known), "{name}");
                 }
             }
         }
