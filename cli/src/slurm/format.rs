@@ -324,7 +324,7 @@ mod tests {
         };
         assert_eq!(
             table(&columns, &rows, &parsable(false), true),
-            "JobID|Name\n7|a\n12345|longest\n"
+            "JOBID|NAME\n7|a\n12345|longest\n"
         );
         assert_eq!(table(&columns, &rows[..1], &parsable(true), false), "7|a|\n");
         let unknown = names(&["Nonsense".to_owned()], FIELDS).expect_err("no such");
