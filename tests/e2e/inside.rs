@@ -122,7 +122,7 @@ fn everything_else_is_refused() {
         "open more",
         "ssh inside-beside",
         "attach inside-beside",
-        "reservations",
+        "usage",
         "rm inside-fenced",
         "share inside-fenced bob",
         "login https://127.0.0.1:7070",
