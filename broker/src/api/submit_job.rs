@@ -32,7 +32,9 @@ pub(super) async fn submit_job(call: Call, request: SubmitJobRequest) -> Result<
     };
     let types: MailTypes = match request.mail_type.as_str() {
         "" => MailTypes::default(),
-        text => text.parse().map_err(|error: BadMailType| invalid(error.to_string()))?,
+        text => text
+            .parse()
+            .map_err(|error: BadMailType| invalid(error.to_string()))?,
     };
     let mail = (!types.events.is_empty()).then_some(MailWish {
         types,
