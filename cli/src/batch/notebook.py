@@ -51,6 +51,28 @@ def write(notebook, path):
         raise
 
 
+def output_name(path, output):
+    """The file of the outputs, with sbatch's patterns filled in; a notebook that is written back has its own name."""
+    task = os.environ.get("SLURM_ARRAY_TASK_ID")
+    if output == path and task is None:
+        return path
+    job = os.environ.get("SLURM_JOB_ID", "")
+    stands_for = {
+        "%": "%",
+        "j": job,
+        "A": os.environ.get("SLURM_ARRAY_JOB_ID", job),
+        "a": task or "4294967294",
+        "x": os.environ.get("SLURM_JOB_NAME", ""),
+        "u": os.environ.get("USER", ""),
+    }
+    if task is not None and (output == path or not re.search("%[ja]", output)):
+        fail(
+            "tasks of an array would write over each other's outputs: name a file for each of them, as with"
+            " --notebook-output out-%a.ipynb"
+        )
+    return re.sub("%([%jAaxu])", lambda found: stands_for[found[1]], output)
+
+
 def kernel_of(notebook):
     """The kernel that the notebook names; a Python notebook's may be this environment's own."""
     metadata = notebook.metadata
@@ -145,6 +167,7 @@ async def run(notebook, output, client):
 
 def main():
     path, output, directory, *arguments = sys.argv[1:]
+    output = output_name(path, output)
     try:
         with open(path, encoding="utf-8") as file:
             notebook = nbformat.read(file, as_version=4)
