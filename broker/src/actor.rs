@@ -275,7 +275,9 @@ impl Writer {
                 if !effects.is_empty() {
                     self.effects.release(effects);
                 }
-                mails.into_iter().for_each(|mail| self.mailer.send(mail));
+                for mail in mails {
+                    self.mailer.send(mail);
+                }
                 Ok(Kept::Yes)
             }
             Err(error @ StoreError::Full { .. }) => {

@@ -39,4 +39,4 @@ pub const MAX_WAITING_MAILS: usize = 4096;
 /// Programs that send mail at a time: a mail server that hangs must not fill the host with them.
 pub const MAX_MAIL_PROGRAMS: usize = 8;
 /// A program that sends mail ends by then, or is killed.
-pub const MAIL_TIMEOUT: Duration = Duration::from_secs(60);
+pub const MAIL_TIMEOUT: Duration = Duration::from_mins(1);

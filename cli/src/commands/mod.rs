@@ -99,7 +99,7 @@ pub async fn run(context: &Context, command: Command) -> Result<u8> {
     match command {
         Command::Alloc(args) => Box::pin(alloc::run(context, args)).await,
         Command::Open(args) => open::run(context, args).await,
-        Command::Submit(args) => submit::run(context, *args).await,
+        Command::Submit(args) => Box::pin(submit::run(context, *args)).await,
         Command::Run(args) => Box::pin(run::run(context, *args)).await,
         Command::StepNode(args) => crate::step::node::run(&args).await,
         Command::StepTask(args) => crate::step::task::run(&args),

@@ -153,7 +153,7 @@ const SBATCH_ARRAY_OUTPUT: &str = "slurm-%A_%a.out";
 
 /// Runs the verb.
 pub async fn run(context: &Context, args: SubmitArgs) -> Result<u8> {
-    run_as(context, args, Face::Carrel).await
+    Box::pin(run_as(context, args, Face::Carrel)).await
 }
 
 /// The same as who is named.
