@@ -124,9 +124,10 @@ pub fn long<T>(text: &str, fields: &'static [Field<T>]) -> Result<Layout<T>> {
 /// A name that stands for nothing.
 pub fn names<T>(words: &[String], fields: &'static [Field<T>]) -> Result<Vec<Column<T>>> {
     let all = |word: &String| word.eq_ignore_ascii_case("all");
-    let words: Vec<String> = match words.iter().any(all) {
-        true => fields.iter().map(|field| field.name.to_owned()).collect(),
-        false => words.to_vec(),
+    let words: Vec<String> = if words.iter().any(all) {
+        fields.iter().map(|field| field.name.to_owned()).collect()
+    } else {
+        words.to_vec()
     };
     let column = |word: &String| {
         let (name, size) = word.split_once('%').unwrap_or((word, ""));

@@ -45,7 +45,12 @@ pub const USAGE: Usage = Usage {
         used('p', "partition", Value, "these partitions"),
         used('r', "responding", Nothing, "nodes that answer"),
         used('R', "list-reasons", Nothing, "why nodes are down or drained"),
-        refused('T', "reservation", Nothing, "`carrel admin reservation list` lists them"),
+        refused(
+            'T',
+            "reservation",
+            Nothing,
+            "`carrel admin reservation list` lists them",
+        ),
         used('S', "sort", Value, "in this order: P,-t,N"),
         used('t', "states", Value, "in these states: idle,mix"),
         used('s', "summarize", Nothing, "a line for each partition"),

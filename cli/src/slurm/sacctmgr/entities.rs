@@ -400,17 +400,17 @@ impl World {
             return self;
         }
         let default = AccountName::default_account().to_string();
-        match self.accounts.iter_mut().find(|account| account.name == default) {
-            Some(account) => account.members.extend(others),
-            None => {
-                self.accounts.push(v1::Account {
-                    name: default,
-                    shares: 1,
-                    members: others,
-                    ..v1::Account::default()
-                });
-                self.accounts.sort_by(|a, b| a.name.cmp(&b.name));
-            }
+        let known = self.accounts.iter_mut().find(|account| account.name == default);
+        if let Some(account) = known {
+            account.members.extend(others);
+        } else {
+            self.accounts.push(v1::Account {
+                name: default,
+                shares: 1,
+                members: others,
+                ..v1::Account::default()
+            });
+            self.accounts.sort_by(|a, b| a.name.cmp(&b.name));
         }
         self
     }
