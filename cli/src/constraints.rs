@@ -200,6 +200,8 @@ mod tests {
         );
         // The nodes that are named are the number of nodes, where none is said.
         assert_eq!(parse("-w gpu[1-3]").expect("a request").nodes, 3);
+        assert_eq!(parse("-C rack1*2&rack2*4").expect("a request").nodes, 6);
+        assert_eq!(parse("-N 8 -C [rack1*2&rack2*4]").expect("a request").nodes, 8);
         let preferred = parse("--gpus 4 --prefer nvlink@10m").expect("a request");
         assert!(preferred.nvlink);
         assert_eq!(preferred.patience.expect("patience").nvlink_ms, Some(600_000));
@@ -212,7 +214,7 @@ mod tests {
             ("-w gpu[9-1]", "counts down"),
             ("-x gpu[1-1000000000]", "65536"),
             ("-C ib&", "missing"),
-            ("-C [rack1*2&rack2*2]", "brackets"),
+            ("-C [rack1*2&rack2]", "its count"),
             ("--switches 0", "at least 1"),
             ("--switches 1@soon", "a time"),
             ("--segment 0", "at least 1"),

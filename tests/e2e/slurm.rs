@@ -250,7 +250,12 @@ fn an_array_is_listed_held_and_ended_task_by_task() {
     ]);
     slurm.until(&format!("{id}_1"), "RUNNING");
     let task = format!("{id}_1");
-    slurm.ok(&["scontrol", "update", &format!("JobId={task}"), "TimeLimit=00:07:00"]);
+    slurm.ok(&[
+        "scontrol",
+        "update",
+        &format!("JobId={task}"),
+        "TimeLimit=00:07:00",
+    ]);
     let limits = slurm.ok(&["squeue", "-h", "-j", &task, "-o", "%i %l"]);
     assert_eq!(limits, format!("{task} 7:00\n"), "one that runs");
     slurm.ok(&["scancel", &format!("{id}_[3-4]"), &format!("{id}_0")]);

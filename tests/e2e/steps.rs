@@ -73,8 +73,12 @@ fn a_session_runs_steps() {
     run("printf '0 echo first %%t\\n* echo other %%t\\n' > programs").ok();
     let both = run("carrel run -n 2 --multi-prog programs").ok();
     assert_eq!(lines(&both), lines("first 0\nother 1"));
-    run("carrel run --multi-prog nowhere").run().fails(1, &["cannot read nowhere"]);
-    run("carrel run -r 1 true").run().fails(1, &["--relative=1 leaves none"]);
+    run("carrel run --multi-prog nowhere")
+        .run()
+        .fails(1, &["cannot read nowhere"]);
+    run("carrel run -r 1 true")
+        .run()
+        .fails(1, &["--relative=1 leaves none"]);
     // More than there is.
     run("carrel run -n 3 true")
         .run()
