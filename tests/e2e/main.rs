@@ -29,6 +29,7 @@ mod images;
 mod inside;
 mod lost_store;
 mod mps;
+mod notebooks;
 mod open;
 mod placement;
 mod processes;

@@ -200,6 +200,8 @@ def main():
     sys.exit(code)
 
 
+# ipykernel loads a debugger, which warns of what nobody debugs here.
+os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
 UMASK = os.umask(0o022)
 os.umask(UMASK)
 main()
