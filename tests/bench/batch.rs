@@ -22,6 +22,9 @@ const PATIENCE: Duration = Duration::from_mins(10);
 /// Between two looks at what is not over.
 const LOOK: Duration = Duration::from_millis(20);
 
+/// What time it is, microseconds, in a shell: busybox's `date` knows no fractions of seconds.
+const NOW: &str = "echo | ts %.s | tr -d '. '";
+
 /// How much of it.
 #[derive(Debug, clap::Args)]
 pub struct Options {
@@ -144,7 +147,7 @@ fn jobs(stage: &Stage, count: u64, nodes: usize) -> anyhow::Result<f64> {
 /// Milliseconds that a shell line takes, each time that it is run, in the first container of a job.
 fn timed(stage: &Stage, nodes: usize, rounds: u64, line: &str) -> anyhow::Result<Vec<f64>> {
     let text = format!(
-        "for i in $(seq {rounds}); do s=$(date +%s%N); {line} || exit 1; e=$(date +%s%N); echo $((e - s)); done"
+        "for i in $(seq {rounds}); do s=$({NOW}); {line} || exit 1; e=$({NOW}); echo $((e - s)); done"
     );
     let mut job = script(stage.next(), &text, nodes);
     job.script = Some(format!(
@@ -162,7 +165,7 @@ fn timed(stage: &Stage, nodes: usize, rounds: u64, line: &str) -> anyhow::Result
     let text = String::from_utf8_lossy(&said.stdout).into_owned();
     let times = text
         .lines()
-        .map(|nanos| nanos.trim().parse::<f64>().map(|nanos| nanos / 1e6));
+        .map(|micros| micros.trim().parse::<f64>().map(|micros| micros / 1e3));
     times
         .collect::<Result<_, _>>()
         .with_context(|| format!("what the job has measured: {text}"))
@@ -188,7 +191,7 @@ fn output(stage: &Stage, mib: u64) -> anyhow::Result<()> {
     let mut api = stage.api()?;
     let line = "x".repeat(99);
     let text = format!(
-        "s=$(date +%s%N); yes {line} | head -c {}; e=$(date +%s%N); echo $((e - s)) > /tmp/took; cat /tmp/took",
+        "s=$({NOW}); yes {line} | head -c {}; e=$({NOW}); echo; echo $((e - s))",
         mib << 20
     );
     let id = stage
@@ -208,12 +211,12 @@ fn output(stage: &Stage, mib: u64) -> anyhow::Result<()> {
     let read = begun.elapsed().as_secs_f64();
     ensure!(child.wait()?.success(), "`carrel logs` failed");
     let last = kept.rsplit(|byte| *byte == b'\n').find(|line| !line.is_empty());
-    let nanos: f64 = last
+    let micros: f64 = last
         .and_then(|line| std::str::from_utf8(line).ok()?.trim().parse().ok())
         .context("the job's own time")?;
     measured(
         "batch.output.written",
-        (mib << 20) as f64 / 1e6 / (nanos / 1e9),
+        (mib << 20) as f64 / 1e6 / (micros / 1e6),
         "MB/s",
         "",
         "what a job writes to its standard output, in its own time: into its file, and into what its node keeps",
