@@ -74,7 +74,4 @@ pub enum Command {
     /// What `carrel run` starts on each node
     #[command(hide = true)]
     StepNode(crate::step::node::NodeArgs),
-    /// What that starts each task with
-    #[command(hide = true)]
-    StepTask(crate::step::task::TaskArgs),
 }

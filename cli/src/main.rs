@@ -61,6 +61,9 @@ fn called_as(args: Vec<std::ffi::OsString>) -> (Vec<std::ffi::OsString>, Option<
 }
 
 fn main() -> ExitCode {
+    if let Some(code) = step::task::become_one() {
+        return ExitCode::from(code);
+    }
     clap_complete::CompleteEnv::with_factory(Cli::command).complete();
     let (args, slurm) = called_as(std::env::args_os().collect());
     let command = match slurm {

@@ -49,7 +49,6 @@ fn works_inside(command: &Command) -> bool {
         | Command::Stop(_)
         | Command::Run(_)
         | Command::StepNode(_)
-        | Command::StepTask(_)
         | Command::Submit(_)
         | Command::Cancel(_)
         | Command::Signal(_)
@@ -102,7 +101,6 @@ pub async fn run(context: &Context, command: Command) -> Result<u8> {
         Command::Submit(args) => Box::pin(submit::run(context, *args)).await,
         Command::Run(args) => Box::pin(run::run(context, *args)).await,
         Command::StepNode(args) => crate::step::node::run(&args).await,
-        Command::StepTask(args) => crate::step::task::run(&args),
         Command::Logs(args) => logs::run(context, args).await,
         Command::Cancel(args) => cancel::run(context, args).await,
         Command::Requeue(args) => requeue::run(context, args).await,

@@ -24,7 +24,7 @@ use v1::step_says::What as Says;
 use super::claims::{self, Claim, Claimed, Need, Process, Whole};
 use super::signals::Signals;
 use super::variables::{self, Variables};
-use super::{file_name, frames, window};
+use super::{file_name, frames, task, window};
 use crate::error::{CliError, Context as _, Result};
 use crate::stdio;
 
@@ -330,7 +330,7 @@ impl Running {
         let terminal = start.terminal.filter(|_| start.ranks.first() == Some(&rank));
         let mut command = Command::new(program);
         command
-            .arg("step-task")
+            .arg(task::VERB)
             .arg("--parent")
             .arg(std::process::id().to_string());
         if !share.cpus.is_empty() {

@@ -3,6 +3,7 @@
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
+use clap::Parser as _;
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::prctl;
 use nix::sys::signal::Signal;
@@ -14,8 +15,12 @@ use crate::error::{CliError, Result};
 const NOT_FOUND: u8 = 127;
 const NOT_RUN: u8 = 126;
 
+/// First argument of such a process.
+pub const VERB: &str = "step-task";
+
 /// What a step's node asks of a task's process.
-#[derive(Clone, Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Parser)]
+#[command(name = VERB, args_override_self = true)]
 pub struct TaskArgs {
     /// CPUs to stay on
     #[arg(long, value_delimiter = ',')]
@@ -31,8 +36,19 @@ pub struct TaskArgs {
     pub command: Vec<String>,
 }
 
-/// Becomes the program. Returns only if it cannot.
-pub fn run(args: &TaskArgs) -> Result<u8> {
+/// Becomes a task's program, if this process is begun for one: before anything else, since a step may have hundreds.
+/// Otherwise, or if it cannot, it returns: with an exit code in the latter case.
+pub fn become_one() -> Option<u8> {
+    let mut args = std::env::args_os().skip(1).peekable();
+    args.next_if(|first| first == VERB)?;
+    let args = TaskArgs::parse_from(std::iter::once(VERB.into()).chain(args));
+    Some(run(&args).unwrap_or_else(|error| {
+        crate::terminal::show_error(&error);
+        error.kind.exit_code()
+    }))
+}
+
+fn run(args: &TaskArgs) -> Result<u8> {
     // Killed with its step's node, however that ends.
     prctl::set_pdeathsig(Signal::SIGKILL).ok();
     if getppid() != Pid::from_raw(args.parent) {
