@@ -286,9 +286,9 @@ impl Pending {
         let all = self.heads.len() / SEARCH <= self.lines.len();
         let heads = all.then(|| self.heads.iter()).into_iter().flatten();
         let mut last = None;
-        let read = heads.filter_map(move |(line, place, class)| {
-            (last.replace(*line) != Some(*line)).then(|| Spot::first(*line, *place, *class))
-        });
+        let read = heads
+            .filter(move |(line, ..)| last.replace(*line) != Some(*line))
+            .map(|(line, place, class)| Spot::first(*line, *place, *class));
         let lines = (!all).then(|| self.lines.keys()).into_iter().flatten();
         read.chain(lines.filter_map(|line| self.first(*line)))
     }
