@@ -118,8 +118,9 @@ impl Broker {
         };
         let deadline = placed.started.after(time);
         self.state.must_be_time(time)?;
-        // Operators decide for all.
-        if deadline > placed.deadline && caller.role < Role::Operator {
+        // Operators decide for all others, as where a session is extended.
+        let decides = caller.role >= Role::Operator && job.owner != caller.user;
+        if deadline > placed.deadline && !decides {
             self.state.must_keep_longest(&job.owner, &job.terms, time)?;
             self.state.must_keep_off(now, job, deadline)?;
             self.state.must_harm_nobody(now, job, deadline)?;

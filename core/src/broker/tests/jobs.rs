@@ -281,6 +281,20 @@ fn the_time_limit_of_what_runs_is_changed() {
     assert_eq!(world.state(dev), JobState::Timeout);
 }
 
+/// For what an operator runs himself he asks like everybody.
+#[test]
+fn an_operator_s_own_job_harms_nobody_either() {
+    let mut world = World::new(&["n1"]);
+    let (_, own) = world.open("ops", open("own", for_minutes(60, 8)));
+    world.open("bob", open("waits", for_minutes(10, 8)));
+    let longer = JobUpdate {
+        time_limit: Some(Duration::from_mins(90)),
+        ..JobUpdate::default()
+    };
+    let refused = world.update("ops", own, longer).expect_err("bob waits for it");
+    assert!(refused.message.starts_with("others wait for it"), "{refused:?}");
+}
+
 /// One of a name runs at a time, in the order of their numbers, whatever becomes of each.
 #[test]
 fn singletons_follow_each_other() {
