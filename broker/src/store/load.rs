@@ -11,7 +11,7 @@ use super::{Store, StoreError};
 pub(super) fn load(store: &Store) -> Result<Vec<Change>, StoreError> {
     let mut changes = Vec::new();
     bodies(store, "cluster", |record| {
-        changes.push(Change::PutCluster(record));
+        changes.push(Change::PutCluster(Box::new(record)));
     })?;
     bodies(store, "users", |user| {
         changes.push(Change::PutUser(Arc::new(user)));
@@ -45,7 +45,7 @@ pub(super) fn load(store: &Store) -> Result<Vec<Change>, StoreError> {
         changes.push(Change::PutPastUse(Arc::new(past)));
     })?;
     bodies(store, "past_demand", |(model, demand)| {
-        changes.push(Change::PutPastDemand(model, demand));
+        changes.push(Change::PutPastDemand(model, Box::new(demand)));
     })?;
     bodies_where(store, "arrays", "over = 0", |array| {
         changes.push(Change::PutArray(Arc::new(array)));

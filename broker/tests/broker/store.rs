@@ -216,7 +216,7 @@ fn entities() -> Vec<Change> {
         exit_code: Some(-1),
     };
     vec![
-        Change::PutCluster(ClusterRecord {
+        Change::PutCluster(Box::new(ClusterRecord {
             id: ClusterId("c".into()),
             incarnation: Incarnation {
                 number: 7,
@@ -225,7 +225,7 @@ fn entities() -> Vec<Change> {
             next_job: 3,
             next_session: 4,
             lease_ms: 600_000,
-        }),
+        })),
         Change::PutUser(Arc::new(User {
             name: "alice".parse().expect("a name"),
             uid: u32::MAX - 1,
@@ -338,7 +338,7 @@ fn entities() -> Vec<Change> {
             shares: [("bob".parse().expect("a name"), Share::ReadOnly)].into(),
         })),
         Change::PutPastUse(Arc::new(past_use())),
-        Change::PutPastDemand("H100".into(), past_demand()),
+        Change::PutPastDemand("H100".into(), Box::new(past_demand())),
         Change::PutArray(Arc::new(array(1))),
         job(1, Phase::Placed(Box::new(placed.clone()))),
         job(

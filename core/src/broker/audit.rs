@@ -1,5 +1,7 @@
 //! What the core itself writes into the audit log: in the transaction of what it tells of.
 
+use std::fmt::Write as _;
+
 use super::Broker;
 use super::change::Change;
 use super::input::Caller;
@@ -7,6 +9,9 @@ use crate::model::audit::{Action, AuditRecord, Origin};
 use crate::model::ids::UserName;
 use crate::model::job::{Job, Placed};
 use crate::model::session::Session;
+
+/// What a job on one node holds is told in so many bytes, mostly.
+const TYPICAL: usize = 128;
 
 impl Broker {
     /// Notes what a caller has done.
@@ -46,15 +51,18 @@ pub(super) fn session_subject(session: &Session) -> String {
 
 /// What a job holds, node by node: "n0: GPU-1 GPU-2, 8 CPUs, 4096 MiB".
 pub(super) fn units(placed: &Placed) -> String {
-    let parts = placed.allocation.nodes.iter().map(|part| {
-        let mut text = format!("{}: ", part.node);
+    let mut text = String::with_capacity(TYPICAL);
+    for part in &placed.allocation.nodes {
+        let between = if text.is_empty() { "" } else { "; " };
+        let node = [between, part.node.as_str(), ": "];
+        text.extend(node);
         for unit in &part.gpus {
-            text.push_str(&unit.to_string());
-            text.push(' ');
+            // Into a text nothing fails.
+            let _ = write!(text, "{unit} ");
         }
-        text + &format!("{} CPUs {} MiB", part.cpus, part.memory_bytes >> 20)
-    });
-    parts.collect::<Vec<_>>().join("; ")
+        let _ = write!(text, "{} CPUs {} MiB", part.cpus, part.memory_bytes >> 20);
+    }
+    text
 }
 
 /// How the log calls a job: "job 17 (dev)".

@@ -41,7 +41,7 @@ pub struct ClusterRecord {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
     /// The cluster's only record.
-    PutCluster(ClusterRecord),
+    PutCluster(Box<ClusterRecord>),
     /// By name.
     PutUser(Arc<User>),
     /// By id.
@@ -71,7 +71,7 @@ pub enum Change {
     /// What was used by jobs that have left the state, by whom and on what terms.
     PutPastUse(Arc<PastUse>),
     /// What interactive jobs that have left the state held of a model of GPU.
-    PutPastDemand(String, Demand),
+    PutPastDemand(String, Box<Demand>),
     /// A session's kept changes are to be deleted on a node.
     PutRemoval(NodeName, SessionId),
     /// They are.

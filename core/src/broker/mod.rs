@@ -213,8 +213,11 @@ impl Broker {
         self.output.effects.insert(Effect::SendDesired(node.clone()));
     }
 
-    fn put_job(&mut self, job: crate::model::job::Job) {
+    fn put_job(&mut self, mut job: crate::model::job::Job) {
         self.note_mail(&job);
+        if job.phase == crate::model::job::Phase::Pending {
+            self.state.share(&mut job);
+        }
         let job = Arc::new(job);
         self.state.insert_job(Arc::clone(&job));
         self.record(Change::PutJob(job));
@@ -246,15 +249,20 @@ impl Broker {
 
     fn put_qos(&mut self, qos: crate::model::qos::Qos) {
         let qos = Arc::new(qos);
-        self.state.qos.insert(qos.name.clone(), Arc::clone(&qos));
+        let old = self.state.qos.insert(qos.name.clone(), Arc::clone(&qos));
+        if old.is_none_or(|old| old.priority != qos.priority) {
+            self.state.forget_order();
+        }
         self.record(Change::PutQos(qos));
     }
 
     fn put_partition(&mut self, partition: crate::model::partition::Partition) {
         let partition = Arc::new(partition);
-        self.state
-            .partitions
-            .insert(partition.name.clone(), Arc::clone(&partition));
+        let all = &mut self.state.partitions;
+        let old = all.insert(partition.name.clone(), Arc::clone(&partition));
+        if old.is_none_or(|old| old.priority != partition.priority) {
+            self.state.forget_order();
+        }
         self.state.hosts.note_change();
         self.record(Change::PutPartition(partition));
     }
@@ -268,7 +276,7 @@ impl Broker {
     }
 
     fn put_cluster(&mut self) {
-        let record = self.state.cluster.clone();
+        let record = Box::new(self.state.cluster.clone());
         self.record(Change::PutCluster(record));
     }
 }

@@ -47,9 +47,14 @@ impl State {
         if *at != Timestamp(0) && at.after(STANDINGS_AGE) > now && !unknown {
             return false;
         }
-        self.standings = (now, Arc::new(standings(&self.tree(now))));
-        self.ordered += 1;
-        true
+        // Jobs are in another order if somebody's place is; and priorities may be others where it was forgotten.
+        let place = |(member, standing): (_, &Standing)| (member, standing.factor);
+        let forgotten = *at == Timestamp(0);
+        let new = standings(&self.tree(now));
+        let same = !forgotten && self.standings.1.iter().map(place).eq(new.iter().map(place));
+        self.standings = (now, Arc::new(new));
+        self.ordered += u64::from(!same);
+        !same
     }
 
     /// The accounts and their users, and what they have used.
@@ -127,13 +132,24 @@ impl State {
 
     /// What is known of jobs of a class, but for their age.
     fn factors(&self, line: &LineKey, class: &ClassKey) -> Factors {
-        let of = |priority: u32| f64::from(priority.min(MAX_PRIORITY)) / f64::from(MAX_PRIORITY);
-        let standing = self
-            .standings
-            .1
-            .get(&(class.account.clone(), class.owner.clone()));
+        self.factors_of_class(self.factors_of_line(line), class)
+    }
+
+    /// The same, where what it has in common with the rest of its line is known.
+    fn factors_of_class(&self, line: Factors, class: &ClassKey) -> Factors {
+        let member = (class.account.clone(), class.owner.clone());
+        let standing = self.standings.1.get(&member);
         Factors {
             fair_share: standing.map_or(1.0, |standing| standing.factor),
+            nice: class.nice,
+            ..line
+        }
+    }
+
+    /// What all jobs of a line have in common of that.
+    fn factors_of_line(&self, line: &LineKey) -> Factors {
+        let of = |priority: u32| f64::from(priority.min(MAX_PRIORITY)) / f64::from(MAX_PRIORITY);
+        Factors {
             size: self.share_of_cluster(line.request.gpu_milli()),
             qos: self.qos.get(&line.qos).map_or(0.0, |qos| of(qos.priority)),
             partition: self
@@ -144,8 +160,7 @@ impl State {
                 JobKind::Interactive => 1.0,
                 JobKind::Batch => 0.0,
             },
-            since: Timestamp(0),
-            nice: class.nice,
+            ..Factors::default()
         }
     }
 
@@ -165,6 +180,23 @@ impl State {
         let since = job.since();
         let class = |line| ClassKey { line, ..class };
         self.pending.insert(job.id, line, class, since, rest);
+    }
+
+    /// A pending job holds what it has in common with others that wait as they hold it, and no copy.
+    pub(super) fn share(&self, job: &mut Job) {
+        let (line, _) = self.keys(job);
+        if let Some(known) = self.pending.known(&line) {
+            job.request = known.request.clone();
+            job.terms.qos = known.qos.clone();
+            job.terms.partition = known.partition.clone();
+        }
+        let user = Holder::User(job.owner.clone());
+        if let Some(Holder::User(owner)) = self.tallies.known(&user) {
+            job.owner = owner.clone();
+        }
+        if let Some((account, _)) = self.accounts.get_key_value(&job.terms.account) {
+            job.terms.account = account.clone();
+        }
     }
 
     /// In which line a job waits, and in which class of which line that is numbered yet to be.
@@ -196,10 +228,14 @@ impl State {
 
     /// Puts pending jobs in order anew, where what their priorities come from is something else by now.
     pub(super) fn refresh_order(&mut self) {
-        let version = (self.ordered, self.hosts.epoch());
+        let version = (self.ordered, self.hosts.gpus());
         let mut pending = std::mem::take(&mut self.pending);
-        pending.reorder(version, |line, class| {
-            self.settings.queue.weights.rest(&self.factors(line, class))
+        let of_line = |line: &LineKey| self.factors_of_line(line);
+        pending.reorder(version, of_line, |factors, class| {
+            self.settings
+                .queue
+                .weights
+                .rest(&self.factors_of_class(*factors, class))
         });
         self.pending = pending;
     }

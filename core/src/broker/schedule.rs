@@ -2,6 +2,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
+use std::iter::Peekable;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -67,7 +68,7 @@ struct Pass {
     headroom: Headroom,
     /// Somebody waits for what is kept for interactive jobs.
     kept_out: bool,
-    /// Lines of which some job has been looked at.
+    /// Lines of which a job has been looked at before its turn.
     looked: BTreeSet<u32>,
     addresses: gang::Addresses,
 }
@@ -104,32 +105,40 @@ impl Broker {
         let takers = pass.yielding.takers(pass.former.values().map(Arc::as_ref));
         for id in &takers {
             if let Some(line) = self.state.pending.line_of(*id) {
-                self.consider(&mut pass, *id, line);
+                let first = pass.looked.insert(line);
+                self.consider(&mut pass, *id, line, first);
             }
         }
         let promised: BTreeSet<JobId> = pass.promises.made().map(|promise| promise.job).collect();
+        // Lines that wait and others of whose jobs were to be looked at.
         let mut waiting = BTreeSet::new();
         let mut firsts = Vec::with_capacity(self.state.pending.lines());
-        firsts.extend(self.state.pending.firsts().map(Reverse));
-        let mut next: BinaryHeap<Reverse<Spot>> = firsts.into();
-        while let Some(Reverse(spot)) = next.pop() {
-            if waiting.contains(&spot.line) {
+        firsts.extend(self.state.pending.firsts());
+        firsts.sort_unstable();
+        let mut firsts = firsts.into_iter().peekable();
+        // What comes after those that have been looked at.
+        let mut next: BinaryHeap<Reverse<Spot>> = BinaryHeap::new();
+        while let Some(spot) = soonest(&mut firsts, &mut next) {
+            if !spot.turn && waiting.contains(&spot.line) {
                 continue;
             }
+            let looked = !spot.turn || pass.looked.contains(&spot.line);
             let led_to = if promised.contains(&spot.job()) {
                 Next::Job
-            } else if self.waits_on(&pass, spot.line) {
+            } else if !looked && self.waits_on(&pass, spot.line) {
                 Next::Line
             } else {
-                self.consider(&mut pass, spot.job(), spot.line)
+                self.consider(&mut pass, spot.job(), spot.line, !looked)
             };
             let with_class = match led_to {
                 Next::Line => {
-                    waiting.insert(spot.line);
+                    if !spot.turn {
+                        waiting.insert(spot.line);
+                    }
                     continue;
                 }
                 Next::Task => {
-                    next.push(Reverse(spot));
+                    next.push(Reverse(Spot { turn: false, ..spot }));
                     continue;
                 }
                 Next::Class => false,
@@ -144,15 +153,10 @@ impl Broker {
         self.state.next_pass = pass.yielding.next_look(now).into_iter().chain(headroom).min();
     }
 
-    /// Whether it is known without a look that jobs of a line wait, as they did if they were looked at before: there is no
-    /// room for them, they are promised nothing, and nobody is ended for them.
+    /// Whether it is known without a look that jobs of a line wait, as they did when they were looked at, if they ever
+    /// were: there is no room for them, they are promised nothing, and nobody is ended for them.
     fn waits_on(&mut self, pass: &Pass, number: u32) -> bool {
-        let Some(line) = self
-            .state
-            .pending
-            .line(number)
-            .filter(|_| !pass.looked.contains(&number))
-        else {
+        let Some(line) = self.state.pending.line(number) else {
             return false;
         };
         let key = &line.key;
@@ -322,9 +326,9 @@ impl Broker {
         }
     }
 
-    /// Starts a job if it may, or promises it a start if it is among the first.
-    fn consider(&mut self, pass: &mut Pass, id: JobId, number: u32) -> Next {
-        if pass.looked.insert(number) {
+    /// Starts a job if it may, or promises it a start if it is among the first; `first`: of its line that is looked at.
+    fn consider(&mut self, pass: &mut Pass, id: JobId, number: u32, first: bool) -> Next {
+        if first {
             self.state.pending.set_why(number, None);
         }
         let job = match self.look(pass, id, number) {
@@ -456,6 +460,19 @@ impl Broker {
         self.state.update_desired(node, |link| {
             link.since.insert(job, link.generation);
         });
+    }
+}
+
+/// The one of both that comes first.
+fn soonest(
+    sorted: &mut Peekable<impl Iterator<Item = Spot>>,
+    heap: &mut BinaryHeap<Reverse<Spot>>,
+) -> Option<Spot> {
+    match heap.peek() {
+        Some(Reverse(other)) if sorted.peek().is_none_or(|spot| other < spot) => {
+            heap.pop().map(|Reverse(spot)| spot)
+        }
+        _ => sorted.next(),
     }
 }
 

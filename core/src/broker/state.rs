@@ -18,7 +18,7 @@ use crate::model::ids::{
     ClusterId, Generation, Incarnation, JobId, JobKey, NodeName, PartitionName, QosName, ReservationName,
     SessionId, SessionName, UserName,
 };
-use crate::model::job::Job;
+use crate::model::job::{Job, Phase};
 use crate::model::node::{NodeRecord, Observed, ObservedJob, ObservedPhase};
 use crate::model::partition::Partition;
 use crate::model::qos::Qos;
@@ -114,7 +114,7 @@ pub struct State {
     pub tallies: Tallies,
     /// Fair-share, and when it was worked out.
     pub standings: (Timestamp, Arc<Standings>),
-    /// How often it was.
+    /// How often it became another one.
     pub ordered: u64,
     /// Jobs that are over, by when that was.
     pub ended: OrdSet<(Timestamp, JobId)>,
@@ -306,7 +306,10 @@ impl State {
         for array in arrays.into_values() {
             state.insert_array(array);
         }
-        for job in shared(jobs) {
+        for mut job in shared(jobs) {
+            if job.phase == Phase::Pending {
+                state.share(Arc::make_mut(&mut job));
+            }
             state.insert_job(job);
         }
         // What jobs wait for may have been read after them.
@@ -342,7 +345,7 @@ impl State {
     /// Applies one record of the store.
     fn apply(&mut self, change: Change) {
         match change {
-            Change::PutCluster(record) => self.cluster = record,
+            Change::PutCluster(record) => self.cluster = *record,
             Change::PutUser(user) => {
                 self.users.insert(user.name.clone(), user);
             }
@@ -372,7 +375,7 @@ impl State {
                 self.past_use.insert(past.key.clone(), past);
             }
             Change::PutPastDemand(model, demand) => {
-                self.past_demand.insert(model, demand);
+                self.past_demand.insert(model, *demand);
             }
             Change::PutJob(_) | Change::ForgetJob(_) | Change::PutArray(_) | Change::ForgetArray(_) => {
                 unreachable!("jobs and their arrays come last")

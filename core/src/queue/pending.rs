@@ -7,7 +7,6 @@
 //! Borg calls this equivalence classes (<https://research.google/pubs/pub43438/>, 3.4).
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Bound::{Excluded, Unbounded};
 use std::sync::Arc;
@@ -61,7 +60,6 @@ pub struct LineKey {
 pub struct Line {
     /// In what they are equal.
     pub key: Arc<LineKey>,
-    hash: u64,
     /// Why those that no limit keeps from starting wait, as the last pass found it; none: it has looked at none.
     pub why: Option<Wait>,
     /// Whether there would be room were all nodes free that are in service, as found at this epoch of the hosts
@@ -70,7 +68,7 @@ pub struct Line {
 }
 
 /// What decides, beside its line and its age, which place a job has and what limits it.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ClassKey {
     /// Its line's number.
     pub line: u32,
@@ -93,7 +91,8 @@ pub struct Class {
     rest: i64,
 }
 
-/// Tells an order of pending jobs from one by other fair-share or other hosts: the number of each.
+/// Tells an order of pending jobs from one by other fair-share or in a cluster of another size: the number of the
+/// first, and the second in GPUs.
 pub type OrderVersion = (u64, u64);
 
 /// Why a line waits.
@@ -126,6 +125,8 @@ pub struct Spot {
     pub class: u32,
     /// It is the first of its class.
     pub first: bool,
+    /// It is the first of its line.
+    pub turn: bool,
 }
 
 impl Spot {
@@ -135,6 +136,7 @@ impl Spot {
             line,
             class,
             first: true,
+            turn: true,
         }
     }
 
@@ -144,17 +146,16 @@ impl Spot {
     }
 }
 
-/// A line's key behind a number that tells it from most others: they need not be read to be told apart.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Hashed(u64, Arc<LineKey>);
+/// A number that tells a key from most others: they need not be read to be told apart. The same in every process.
+fn hash(key: &impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    key.hash(&mut hasher);
+    hasher.finish()
+}
 
-impl Hashed {
-    fn of(key: LineKey) -> Self {
-        // Its keys are fixed: the same in every process.
-        let mut hasher = DefaultHasher::new();
-        key.hash(&mut hasher);
-        Self(hasher.finish(), Arc::new(key))
-    }
+/// Those numbers that stand beside a hash.
+fn with_hash(all: &OrdSet<(u64, u32)>, hash: u64) -> impl Iterator<Item = u32> {
+    all.range((hash, 0)..=(hash, u32::MAX)).map(|(_, number)| *number)
 }
 
 /// All pending jobs. Cloning is cheap.
@@ -163,10 +164,12 @@ pub struct Pending {
     weights: Arc<Weights>,
     /// Lines by number.
     lines: OrdMap<u32, Line>,
-    line_numbers: OrdMap<Hashed, u32>,
+    /// Their numbers by the hashes of their keys.
+    line_numbers: OrdSet<(u64, u32)>,
     /// Classes by number.
     classes: OrdMap<u32, Class>,
-    class_numbers: OrdMap<ClassKey, u32>,
+    /// Their numbers by the hashes of their keys.
+    class_numbers: OrdSet<(u64, u32)>,
     /// The jobs of each class, the first that could have started first.
     members: OrdSet<(u32, Timestamp, JobId)>,
     /// The first of each class, by lines.
@@ -321,12 +324,14 @@ impl Pending {
         let next = next.map(|place| Spot {
             place,
             first: false,
+            turn: false,
             ..*spot
         });
         let other = spot
             .first
             .then(|| self.first_after(spot.line, Some(spot)))
-            .flatten();
+            .flatten()
+            .map(|other| Spot { turn: false, ..other });
         next.into_iter().chain(other)
     }
 
@@ -346,16 +351,9 @@ impl Pending {
         since: Timestamp,
         rest: i64,
     ) {
-        let line = Hashed::of(line);
-        let line = match self.line_numbers.get(&line) {
-            Some(number) => *number,
-            None => self.add_line(line),
-        };
+        let line = self.line_like(&line).unwrap_or_else(|| self.add_line(line));
         let key = key(line);
-        let number = match self.class_numbers.get(&key) {
-            Some(number) => *number,
-            None => self.add_class(key, rest),
-        };
+        let number = self.class_like(&key).unwrap_or_else(|| self.add_class(key, rest));
         let old = self.jobs.insert(job, Some((number, since))).flatten();
         if old == Some((number, since)) {
             return;
@@ -368,22 +366,38 @@ impl Pending {
         }
     }
 
-    fn add_line(&mut self, hashed: Hashed) -> u32 {
+    /// The line with such a key.
+    fn line_like(&self, key: &LineKey) -> Option<u32> {
+        let mut lines = with_hash(&self.line_numbers, hash(key));
+        lines.find(|number| self.lines.get(number).is_some_and(|line| *line.key == *key))
+    }
+
+    fn class_like(&self, key: &ClassKey) -> Option<u32> {
+        let mut classes = with_hash(&self.class_numbers, hash(key));
+        classes.find(|number| self.classes.get(number).is_some_and(|class| class.key == *key))
+    }
+
+    /// A key that is equal to this one, if others wait in such a line.
+    pub fn known(&self, key: &LineKey) -> Option<&Arc<LineKey>> {
+        let number = self.line_like(key)?;
+        self.lines.get(&number).map(|line| &line.key)
+    }
+
+    fn add_line(&mut self, key: LineKey) -> u32 {
         let number = self.number();
+        self.line_numbers.insert((hash(&key), number));
         let line = Line {
-            key: Arc::clone(&hashed.1),
-            hash: hashed.0,
+            key: Arc::new(key),
             why: None,
             when_free: None,
         };
         self.lines.insert(number, line);
-        self.line_numbers.insert(hashed, number);
         number
     }
 
     fn add_class(&mut self, key: ClassKey, rest: i64) -> u32 {
         let number = self.number();
-        self.class_numbers.insert(key.clone(), number);
+        self.class_numbers.insert((hash(&key), number));
         self.classes.insert(number, Class { key, rest });
         number
     }
@@ -435,25 +449,37 @@ impl Pending {
         let Some(class) = self.classes.remove(&number) else {
             return;
         };
-        self.class_numbers.remove(&class.key);
+        self.class_numbers.remove(&(hash(&class.key), number));
         if self.first(class.key.line).is_none()
             && let Some(line) = self.lines.remove(&class.key.line)
         {
-            self.line_numbers.remove(&Hashed(line.hash, line.key));
+            self.line_numbers.remove(&(hash(&*line.key), class.key.line));
         }
     }
 
-    /// Puts all in order by what of each class's priority is not age, as it is by this version.
-    pub fn reorder(&mut self, version: OrderVersion, rest: impl Fn(&LineKey, &ClassKey) -> i64) {
+    /// Puts all in order by what of each class's priority is not age, as it is by this version: worked out from what
+    /// its line has of it.
+    pub fn reorder<T>(
+        &mut self,
+        version: OrderVersion,
+        of_line: impl Fn(&LineKey) -> T,
+        rest: impl Fn(&T, &ClassKey) -> i64,
+    ) {
         if self.version == version {
             return;
         }
         self.version = version;
-        let mut moved: BTreeMap<u32, i64> = BTreeMap::new();
-        for (number, class, line) in self.classes() {
-            let rest = rest(&line.key, &class.key);
-            if rest != class.rest {
-                moved.insert(number, rest);
+        let lines = self.lines.iter();
+        let lines: Vec<(u32, T)> = lines
+            .map(|(number, line)| (*number, of_line(&line.key)))
+            .collect();
+        let mut moved = Vec::new();
+        for (number, class) in &self.classes {
+            let line = lines.binary_search_by_key(&class.key.line, |(line, _)| *line);
+            let of_line = line.ok().and_then(|index| lines.get(index));
+            let rest = of_line.map(|(_, of_line)| rest(of_line, &class.key));
+            if let Some(rest) = rest.filter(|rest| *rest != class.rest) {
+                moved.push((*number, rest));
             }
         }
         for (number, rest) in moved {
@@ -500,6 +526,14 @@ impl Pending {
             && heads.len() == self.classes.len()
             && self.class_numbers.len() == self.classes.len()
             && self.line_numbers.len() == self.lines.len()
+            && self
+                .class_numbers
+                .iter()
+                .all(|(_, number)| self.classes.contains_key(number))
+            && self
+                .line_numbers
+                .iter()
+                .all(|(_, number)| self.lines.contains_key(number))
             && self.firsts().count() == self.lines.len()
     }
 }

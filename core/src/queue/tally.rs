@@ -138,6 +138,11 @@ impl Tallies {
         self.0.get(holder).copied().unwrap_or_default()
     }
 
+    /// Somebody for whom something is counted, as is known here.
+    pub fn known(&self, holder: &Holder) -> Option<&Holder> {
+        self.0.get_key_value(holder).map(|(known, _)| known)
+    }
+
     /// Everybody for whom something is counted.
     pub fn iter(&self) -> impl Iterator<Item = (&Holder, &Tally)> {
         self.0.iter()
@@ -191,10 +196,17 @@ impl Tallies {
     }
 
     fn update(&mut self, holder: Holder, change: impl FnOnce(&mut Tally)) {
-        let tally = self.0.entry(holder.clone()).or_default();
-        change(tally);
-        if *tally == Tally::default() {
-            self.0.remove(&holder);
+        if let Some(tally) = self.0.get_mut(&holder) {
+            change(tally);
+            if *tally == Tally::default() {
+                self.0.remove(&holder);
+            }
+            return;
+        }
+        let mut tally = Tally::default();
+        change(&mut tally);
+        if tally != Tally::default() {
+            self.0.insert(holder, tally);
         }
     }
 }

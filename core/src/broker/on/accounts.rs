@@ -51,7 +51,6 @@ impl Broker {
         };
         // Who may use which reservation may be otherwise.
         self.state.look_again_reserved();
-        self.state.forget_order();
         self.output.room = true;
         Ok(if told.is_empty() {
             Reply::Done

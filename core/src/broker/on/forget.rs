@@ -75,7 +75,7 @@ impl Broker {
         }
         for (model, demand) in self.state.past_demand_with(&job) {
             self.state.past_demand.insert(model.clone(), demand);
-            self.record(Change::PutPastDemand(model, demand));
+            self.record(Change::PutPastDemand(model, Box::new(demand)));
         }
         self.state.remove_job(&job);
         if let Some(array) = self.state.remove_from_array(&job) {
