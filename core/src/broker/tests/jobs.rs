@@ -358,3 +358,18 @@ fn singletons_follow_each_other() {
     );
     assert!(world.broker.state().singletons.is_empty());
 }
+
+#[test]
+fn jobs_that_wait_for_the_same_hold_it_once() {
+    let mut world = World::new(&["n1"]);
+    world.open("alice", open("all", gpus(8)));
+    let (_, first) = world.open("alice", open("first", gpus(4)));
+    let (_, second) = world.open("bob", open("second", gpus(4)));
+    let (_, other) = world.open("bob", open("other", gpus(5)));
+    let request = |world: &World, job| std::ptr::from_ref(&*world.job(job).request);
+    assert_eq!(request(&world, first), request(&world, second));
+    assert_ne!(request(&world, first), request(&world, other));
+    // And after a restart.
+    world.restart(8);
+    assert_eq!(request(&world, first), request(&world, second));
+}
