@@ -218,43 +218,7 @@ pub fn exit_code(state: JobState, code: Option<i32>) -> (i32, i32) {
 /// # Errors
 /// It is none.
 pub fn time_gone_by(text: &str) -> Result<i64> {
-    let now = times::now_ms();
-    let text = text.trim();
-    let lower = text.to_ascii_lowercase();
-    let known = match lower.as_str() {
-        "noon" => Some(times::midnight(now) + 12 * 3_600_000),
-        "teatime" | "fika" => Some(times::midnight(now) + 16 * 3_600_000),
-        "tomorrow" => Some(times::midnight(now) + 86_400_000),
-        _ => None,
-    };
-    if let Some(at) = known {
-        return Ok(at);
-    }
-    let of_year = |text: &str| units::rfc3339(now).get(..4).map(|year| format!("{year}-{text}"));
-    let digits = |text: &str| text.bytes().all(|b| b.is_ascii_digit());
-    // Slurm's other ways to write a date: 1122, 11/22[/26], 11.22[.26], and 01/02-16:00.
-    let text = match text.split_once(['/', '.']) {
-        Some((month, rest)) if digits(month) && !month.is_empty() => {
-            let (date, time) = match rest.split_once('-') {
-                Some((date, time)) => (date, format!("T{time}")),
-                None => (rest, String::new()),
-            };
-            let (day, year) = date.split_once(['/', '.']).unwrap_or((date, ""));
-            match year.len() {
-                0 => of_year(&format!("{month}-{day}{time}")).unwrap_or_default(),
-                2 => format!("20{year}-{month}-{day}{time}"),
-                _ => format!("{year}-{month}-{day}{time}"),
-            }
-        }
-        _ if text.len() == 4 && digits(text) => {
-            of_year(&format!("{}-{}", &text[..2], &text[2..])).unwrap_or_default()
-        }
-        _ if text.len() == 6 && digits(text) => format!("20{}-{}-{}", &text[4..], &text[..2], &text[2..4]),
-        // "T" between date and time, and nowhere else.
-        _ if lower.starts_with(|c: char| c.is_ascii_digit()) => lower.replace('t', "T"),
-        _ => lower,
-    };
-    times::gone_by(&text, now)
+    times::gone_by(text.trim(), times::now_ms())
         .map_err(|rule| CliError::usage(format!("Invalid time specification ({text})")).hint(rule))
 }
 
