@@ -6,6 +6,7 @@ use carrel_proto::v1::gpu_unit_request::Unit;
 use crate::connect::Client;
 use crate::error::{CliError, Context as _, Result};
 use crate::output::{self, visible};
+use crate::request::{Cpus, Memory};
 use crate::signals::{Signal, Signals};
 use crate::terminal::say;
 use crate::{grant, units};
@@ -175,11 +176,7 @@ pub fn units_of(request: &v1::ResourceRequest) -> String {
         model => format!("{} ", visible(model)),
     };
     let what = match request.unit.as_ref().and_then(|unit| unit.unit.as_ref()) {
-        _ if count == 0 => format!(
-            "{} CPUs, {}",
-            request.cpus_per_node,
-            units::bytes(request.memory_bytes_per_node)
-        ),
+        _ if count == 0 => format!("{}, {}", Cpus(request), Memory(request)),
         None | Some(Unit::Least(false)) => {
             let joined = if request.nvlink && count > 1 {
                 " joined by NVLink"
@@ -195,9 +192,11 @@ pub fn units_of(request: &v1::ResourceRequest) -> String {
         Some(Unit::MigProfile(profile)) => format!("{count} {model}slice{s} {}", visible(profile)),
         Some(Unit::Share(share)) => format!("{} of a {model}GPU", f64::from(share.milli) / 1000.0),
     };
-    match request.nodes {
-        0 | 1 => what,
-        nodes => format!("{nodes} nodes with {what} each"),
+    match (request.nodes, request.exclusive) {
+        (0 | 1, false) => what,
+        (0 | 1, true) => format!("a whole node with {what}"),
+        (nodes, false) => format!("{nodes} nodes with {what} each"),
+        (nodes, true) => format!("{nodes} whole nodes with {what} each"),
     }
 }
 

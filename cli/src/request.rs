@@ -3,6 +3,7 @@
 mod idle;
 mod tasks;
 mod terms;
+mod whole;
 
 use std::time::Duration;
 
@@ -16,6 +17,7 @@ use crate::units::{self, GpuCount, GpuUnit};
 pub use idle::IdleArgs;
 pub use tasks::TaskArgs;
 pub use terms::TermsArgs;
+pub use whole::{Cpus, Exclusive, Memory};
 
 /// Resources and image, in Slurm's spelling.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -47,6 +49,10 @@ pub struct RequestArgs {
     pub cpus: Option<u32>,
     #[command(flatten)]
     pub tasks: TaskArgs,
+    /// Whole nodes: nothing of another job runs on them, and all of their CPUs and GPUs are this one's, and their memory
+    /// unless some of it is asked for; other counts are then the least that a node has
+    #[arg(long, value_name = "user", hide_possible_values = true, num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    pub exclusive: Option<Exclusive>,
     /// Memory on each node: 64G; without a unit, in megabytes [default: by the GPUs]
     #[arg(long, value_name = "SIZE", value_parser = units::parse_size, allow_hyphen_values = true)]
     pub mem: Option<u64>,
@@ -163,6 +169,7 @@ impl RequestArgs {
             nvlink,
             cpus,
             tasks,
+            exclusive,
             mem,
             time,
             image,
@@ -187,7 +194,7 @@ impl RequestArgs {
             return false;
         }
         let counts = nodes.or(*cpus).is_none() && gpus.is_none() && gpus_per_node.is_none();
-        let kinds = gpu_mem.is_none() && isolation.is_none();
+        let kinds = gpu_mem.is_none() && isolation.is_none() && exclusive.is_none();
         counts
             && kinds
             && gpu_model.is_none()
@@ -224,7 +231,9 @@ impl RequestArgs {
             // Other GPUs have other CPUs and memory near to them.
             resources.cpus_per_node = 0;
             resources.memory_bytes_per_node = 0;
+            resources.all_memory = false;
         }
+        resources.exclusive |= self.exclusive == Some(Exclusive::Nodes);
         if let Some(model) = self.model()? {
             model.clone_into(&mut resources.gpu_model);
         }
@@ -277,6 +286,13 @@ impl RequestArgs {
         base.root = self.root || base.root && !self.no_root;
         base.end_signal = self.signal.or(base.end_signal);
         Ok(base)
+    }
+
+    /// What is taken and means nothing here, a sentence each.
+    pub fn notes(&self) -> Vec<String> {
+        let all = std::iter::once(self).chain(&self.more);
+        let notes = all.filter_map(|one| one.exclusive.and_then(Exclusive::note));
+        notes.collect()
     }
 
     /// The GPU model that is asked for, by whichever flags; none: any.

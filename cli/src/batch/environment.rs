@@ -13,12 +13,13 @@ const MAX_VARIABLES: usize = 256;
 const MAX_BYTES: usize = 32 * 1024;
 
 /// What `man sbatch` lists under INPUT ENVIRONMENT VARIABLES, as far as we have the option.
-const INPUT: [(&str, &str); 26] = [
+const INPUT: [(&str, &str); 27] = [
     ("SBATCH_ACCOUNT", "--account"),
     ("SBATCH_ARRAY_INX", "--array"),
     ("SBATCH_CONSTRAINT", "--constraint"),
     ("SBATCH_CPUS_PER_GPU", "--cpus-per-gpu"),
     ("SBATCH_ERROR", "--stderr"),
+    ("SBATCH_EXCLUSIVE", "--exclusive"),
     ("SBATCH_EXPORT", "--export"),
     ("SBATCH_GPUS", "--gpus"),
     ("SBATCH_GPUS_PER_NODE", "--gpus-per-node"),

@@ -87,8 +87,6 @@ pub struct NotedArgs {
     comment: Option<String>,
     #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "")]
     get_user_env: Option<String>,
-    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "")]
-    exclusive: Option<String>,
     #[arg(short = 'k', long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "")]
     no_kill: Option<String>,
     #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "")]
@@ -219,11 +217,6 @@ impl NotedArgs {
                 "--get-user-env",
                 &self.get_user_env,
                 "a login's variables are not read",
-            ),
-            (
-                "--exclusive",
-                &self.exclusive,
-                "nodes are shared; CPUs and GPUs of a job are its own in any case",
             ),
             ("--no-kill", &self.no_kill, "a job ends with its nodes"),
             (
@@ -627,7 +620,7 @@ mod tests {
 
     #[test]
     fn what_means_nothing_here_is_noted() {
-        let notes = layers(&["--comment=slow --wckey=k --exclusive"]).noted.notes();
+        let notes = layers(&["--comment=slow --wckey=k --hint=compute_bound"]).noted.notes();
         assert_eq!(notes.len(), 3);
         assert!(notes[0].starts_with("--comment is ignored"), "{notes:?}");
         let more = layers(&["--ntasks-per-core=1 -M all --x11 -S 2 -k --priority 3 --time-min=1"]);

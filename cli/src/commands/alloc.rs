@@ -81,6 +81,9 @@ pub async fn run(context: &Context, args: AllocArgs) -> Result<u8> {
         image: context.config.image.clone().unwrap_or_default(),
         ..Default::default()
     };
+    for note in args.request.notes() {
+        say(format_args!("carrel: {note}"));
+    }
     let mut spec = args.request.over(base)?;
     environment::put_tasks(&mut spec, &args.request.tasks);
     if args.name.is_none() {
@@ -171,6 +174,9 @@ impl Allocation {
             image: context.config.image.clone().unwrap_or_default(),
             ..Default::default()
         };
+        for note in request.notes() {
+            say(format_args!("carrel: {note}"));
+        }
         let mut spec = request.over(base)?;
         idle.over(&mut spec);
         if name.is_none() {

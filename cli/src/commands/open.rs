@@ -203,6 +203,9 @@ async fn find_or_create(
     client: &mut Client,
     args: &OpenArgs,
 ) -> Result<(v1::Session, bool)> {
+    for note in args.request.notes() {
+        say(format_args!("carrel: {note}"));
+    }
     let name = args.name.clone();
     let existing = match client
         .get_session(v1::GetSessionRequest { name: name.clone() })
@@ -268,6 +271,8 @@ fn differs(session: &v1::Session, spec: &v1::SessionSpec) -> bool {
         || (&old.unit, old.gpu_memory_bytes) != (&new.unit, new.gpu_memory_bytes)
         || other(old.cpus_per_node.into(), new.cpus_per_node.into())
         || other(old.memory_bytes_per_node, new.memory_bytes_per_node)
+        || old.exclusive != new.exclusive
+        || (new.memory_bytes_per_node != 0 || new.all_memory) && old.all_memory != new.all_memory
         || was.image != spec.image
         || (&was.env, &was.workdir, &was.mounts, was.root)
             != (&spec.env, &spec.workdir, &spec.mounts, spec.root)

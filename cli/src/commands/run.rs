@@ -166,8 +166,6 @@ fn parse_step_gres(text: &str) -> std::result::Result<StepGres, String> {
 /// Taken, so that scripts need not be changed.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct NotedArgs {
-    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "")]
-    exclusive: Option<String>,
     #[arg(long, hide = true)]
     exact: bool,
     #[arg(long, hide = true, value_name = "KIND")]

@@ -8,6 +8,7 @@ use carrel_proto::v1::gpu_unit_request::Unit;
 use crate::context::{self, Context, Found, JobOrSession};
 use crate::error::Result;
 use crate::output::visible;
+use crate::request::{Cpus, Memory};
 use crate::ssh::alias;
 use crate::{constraints, grant, output, units, view};
 
@@ -296,9 +297,11 @@ fn out_of_memory(job: &v1::Job) -> String {
 }
 
 fn asked(request: &v1::ResourceRequest) -> String {
-    let mut text = match request.nodes {
-        0 | 1 => String::new(),
-        nodes => format!("{nodes} nodes, each "),
+    let mut text = match (request.nodes, request.exclusive) {
+        (0 | 1, false) => String::new(),
+        (0 | 1, true) => "a whole node with ".to_owned(),
+        (nodes, false) => format!("{nodes} nodes, each "),
+        (nodes, true) => format!("{nodes} whole nodes, each with "),
     };
     if request.gpus_per_node > 0 {
         let model = if request.gpu_model.is_empty() {
@@ -309,6 +312,9 @@ fn asked(request: &v1::ResourceRequest) -> String {
         let nvlink = if request.nvlink { " joined by NVLink" } else { "" };
         let count = request.gpus_per_node;
         let s = if count == 1 { "" } else { "s" };
+        if request.exclusive {
+            text += "at least ";
+        }
         text += &match request.unit.as_ref().and_then(|unit| unit.unit.as_ref()) {
             None | Some(Unit::Least(false)) if request.gpu_memory_bytes > 0 => {
                 let memory = units::gpu_bytes(request.gpu_memory_bytes);
@@ -325,9 +331,9 @@ fn asked(request: &v1::ResourceRequest) -> String {
     }
     let wishes = constraints::describe(request);
     text + &format!(
-        "{} CPUs, {}{}{wishes}",
-        request.cpus_per_node,
-        units::bytes(request.memory_bytes_per_node),
+        "{}, {}{}{wishes}",
+        Cpus(request),
+        Memory(request),
         if wishes.is_empty() { "" } else { "; " },
     ) + &request
         .more

@@ -263,15 +263,15 @@ impl Row {
         if self.cpus > 0 { self.cpus } else { asked() }
     }
 
-    /// Memory asked for on a node, bytes.
+    /// Memory asked for on a node, bytes; 0: all of it.
     pub fn memory_per_node(&self) -> u64 {
-        self.request.memory_bytes_per_node
+        asked_memory(&self.request)
     }
 
     /// "cpu=8,mem=64G,node=1,gres/gpu=4", as it was asked for.
     pub fn requested_tres(&self) -> String {
         let memory = components(&self.request)
-            .map(|one| u64::from(one.nodes) * one.memory_bytes_per_node)
+            .map(|one| u64::from(one.nodes) * asked_memory(one))
             .sum();
         let cpus: u32 = components(&self.request)
             .map(|one| one.nodes * one.cpus_per_node.max(1))
@@ -363,6 +363,15 @@ impl Row {
 /// All components of a request, itself first.
 pub fn components(request: &v1::ResourceRequest) -> impl Iterator<Item = &v1::ResourceRequest> {
     std::iter::once(request).chain(&request.more)
+}
+
+/// Memory on a node, bytes; 0, as it was written: all of it.
+fn asked_memory(request: &v1::ResourceRequest) -> u64 {
+    if request.all_memory {
+        0
+    } else {
+        request.memory_bytes_per_node
+    }
 }
 
 fn asked_gpu_milli(request: &v1::ResourceRequest) -> u64 {

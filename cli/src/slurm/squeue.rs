@@ -96,7 +96,9 @@ pub const FIELDS: &[Field<Row>] = &[
     field('G', "GroupID", "GROUP", |job| {
         job::group(&job.user).map_or_else(|| "N/A".to_owned(), |found| found.0.to_string())
     }),
-    field('h', "OverSubscribe", "OVER_SUBSCRIBE", |_| "OK".to_owned()),
+    field('h', "OverSubscribe", "OVER_SUBSCRIBE", |job| {
+        words::over_subscribe(&job.request).to_owned()
+    }),
     field('H', "Sockets", "SOCKETS_PER_NODE", |_| "*".to_owned()),
     field('i', "JobArrayID", "JOBID", Row::label),
     field('I', "Cores", "CORES_PER_SOCKET", |_| "*".to_owned()),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use carrel_proto::v1::JobState;
+use carrel_proto::v1::{self, JobState};
 
 use crate::error::{CliError, Result};
 use crate::{times, units, view};
@@ -190,6 +190,11 @@ pub fn long_clock(seconds: u64) -> String {
         0 => format!("{hours:02}:{minutes:02}:{rest:02}"),
         _ => format!("{days}-{hours:02}:{minutes:02}:{rest:02}"),
     }
+}
+
+/// Whether others may be on a job's nodes.
+pub fn over_subscribe(request: &v1::ResourceRequest) -> &'static str {
+    if request.exclusive { "NO" } else { "OK" }
 }
 
 /// Memory as Slurm writes it: "512M", "1.50G"; in megabytes where it is no whole number of gigabytes.

@@ -161,6 +161,10 @@ pub struct Request {
     nvlink: bool,
     cpus_per_node: u32,
     memory_bytes_per_node: u64,
+    /// Whole nodes: the counts are the least that each has.
+    exclusive: bool,
+    /// All of each node's memory.
+    all_memory: bool,
     constraints: Option<Constraints>,
     patience: Option<Patience>,
     more: Vec<Request>,
@@ -278,6 +282,8 @@ impl From<v1::ResourceRequest> for Request {
             nvlink: request.nvlink,
             cpus_per_node: request.cpus_per_node,
             memory_bytes_per_node: request.memory_bytes_per_node,
+            exclusive: request.exclusive,
+            all_memory: request.all_memory,
             constraints: request.constraints.map(Into::into),
             patience: request.patience.map(Into::into),
             more: request.more.into_iter().map(Into::into).collect(),

@@ -37,6 +37,16 @@ pub enum Violation {
         /// There.
         have: u64,
     },
+    /// A job that is to be alone on a node is not.
+    #[error("job {job} is to be alone on {node}, and job {other} is there too")]
+    NotAlone {
+        /// Node.
+        node: NodeName,
+        /// Job.
+        job: JobId,
+        /// Another one.
+        other: JobId,
+    },
     /// A gang holds something else than it asked for.
     #[error("job {job} holds {held} nodes and asked for {asked}")]
     PartialGang {
@@ -89,6 +99,7 @@ pub fn check(state: &State) -> Vec<Violation> {
     let mut found = Vec::new();
     let mut gpus: BTreeMap<NodeName, Vec<(GpuUnit, &Job)>> = BTreeMap::new();
     let mut sizes: BTreeMap<NodeName, (u64, u64)> = BTreeMap::new();
+    let mut on: BTreeMap<&NodeName, Vec<(JobId, bool)>> = BTreeMap::new();
     let mut addresses: BTreeMap<Ipv4Addr, JobId> = BTreeMap::new();
     let mut pending = BTreeSet::new();
     let mut deadlines = BTreeSet::new();
@@ -121,6 +132,12 @@ pub fn check(state: &State) -> Vec<Violation> {
         if let Some(session) = job.session {
             *holding.entry(session).or_default() += 1;
         }
+        let ranks = placed.allocation.nodes.iter().zip(&placed.ranks);
+        for ((part, rank), asked) in ranks.zip(job.request.by_rank()) {
+            if !rank.released {
+                on.entry(&part.node).or_default().push((job.id, asked.exclusive));
+            }
+        }
         for (part, _) in placed
             .allocation
             .nodes
@@ -150,6 +167,16 @@ pub fn check(state: &State) -> Vec<Violation> {
             let size = sizes.entry(part.node.clone()).or_default();
             size.0 += u64::from(part.cpus);
             size.1 += part.memory_bytes;
+        }
+    }
+    for (node, jobs) in on {
+        for (at, (job, _)) in jobs.iter().enumerate().filter(|(_, (_, alone))| *alone) {
+            let other = jobs.iter().enumerate().find(|(other, _)| *other != at);
+            found.extend(other.map(|(_, (other, _))| Violation::NotAlone {
+                node: node.clone(),
+                job: *job,
+                other: *other,
+            }));
         }
     }
     for (node, (cpus, memory)) in &sizes {

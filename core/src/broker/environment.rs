@@ -111,7 +111,9 @@ pub(super) fn of(state: &State, job: &Job, placed: &Placed, rank: usize) -> Vec<
     if !part.gpus.is_empty() {
         put("SLURM_GPUS_ON_NODE", part.gpus.len().to_string());
         put("SLURM_GPUS_PER_NODE", part.gpus.len().to_string());
-        put("SLURM_GPUS", job.request.gpus().to_string());
+        // Of whole nodes all that they have.
+        let gpus: usize = nodes.iter().map(|part| part.gpus.len()).sum();
+        put("SLURM_GPUS", gpus.to_string());
     }
     env
 }

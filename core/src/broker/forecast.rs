@@ -143,7 +143,8 @@ fn variants(request: &ResourceRequest) -> Vec<ResourceRequest> {
             ..request.clone()
         });
     }
-    let mut fewer = request.gpus_per_node;
+    // Whole nodes with fewer GPUs are no less of a node.
+    let mut fewer = if request.exclusive { 0 } else { request.gpus_per_node };
     while fewer > 1 {
         fewer = fewer.next_power_of_two() / 2;
         let part = |amount: u64| amount * u64::from(fewer) / u64::from(request.gpus_per_node);

@@ -50,6 +50,7 @@ impl Future {
             gpu_milli: u64::from(request.gpus_per_node) * u64::from(request.unit.milli()),
             cpus: request.cpus_per_node.into(),
             memory: request.memory_bytes_per_node,
+            idle: u64::from(request.wants_idle()),
         };
         // Of several components the least demanding one says when a node may be of use.
         let least = asked.components().map(wanted).reduce(Free::least)?;
@@ -106,28 +107,38 @@ impl Future {
         let held = usage.iter().flat_map(|usage| usage.gpus.values().flatten());
         let held: u64 = held.map(|(_, slice)| u64::from(slice.milli())).sum();
         let (cpus, memory) = usage.map_or((0, 0), |usage| (usage.cpus, usage.memory));
-        let free = Free {
+        let mut free = Free {
             gpu_milli: (inventory.gpus.len() as u64 * 1_000).saturating_sub(held),
             cpus: u64::from(inventory.cpus).saturating_sub(cpus),
             memory: inventory.memory_bytes.saturating_sub(memory),
+            idle: 0,
         };
-        let mut freed = Vec::new();
+        let mut freed: Vec<(Timestamp, Free)> = Vec::new();
+        // Until when somebody holds something; none: for ever.
+        let mut held_until = Some(self.now);
         for id in state.placed_on.get(name).into_iter().flatten() {
             let Some(placed) = state.jobs.get(id).and_then(|job| job.placed()) else {
                 continue;
             };
             let Some(end) = state.end_of(placed, self.now) else {
+                held_until = None;
                 continue;
             };
+            held_until = held_until.map(|held| held.max(end));
             for part in placed.unreleased().filter(|part| part.node == *name) {
                 let units = part.gpus.iter();
                 let free = Free {
                     gpu_milli: units.map(|unit| u64::from(unit.slice.milli())).sum(),
                     cpus: part.cpus.into(),
                     memory: part.memory_bytes,
+                    idle: 0,
                 };
                 freed.push((end, free));
             }
+        }
+        if let Some(at) = held_until {
+            let last = freed.iter_mut().filter(|(end, _)| *end == at).last();
+            last.map_or(&mut free, |(_, freed)| freed).idle = 1;
         }
         self.profile.set_node(name, self.now, free, freed);
     }

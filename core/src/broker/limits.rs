@@ -6,13 +6,16 @@ use std::time::Duration;
 use super::reject::{Reject, RejectKind};
 use super::state::State;
 use crate::model::account::Limits;
+use crate::model::gpu_unit::WHOLE_MILLI;
 use crate::model::ids::{AccountName, PartitionName, QosName, UserName};
 use crate::model::job::Job;
 use crate::model::partition::{NodeSet, Partition};
 use crate::model::qos::Qos;
+use crate::model::resources::{Allocation, ResourceRequest};
 use crate::model::terms::{MAX_NICE, Terms, TermsRequest};
 use crate::model::time::Timestamp;
 use crate::model::user::Role;
+use crate::placement::HostKind;
 use crate::queue::tally::{above, is_counted};
 use crate::queue::{Holder, Limit, Reached, Tally};
 
@@ -318,10 +321,41 @@ impl State {
     /// Which limit keeps a pending job from starting now.
     pub(super) fn kept_by_limit(&self, job: &Job, now: Timestamp) -> Option<Reached> {
         let decay = self.settings.queue.decay();
-        let gpu_milli = job.request.gpu_milli();
+        let gpu_milli = self.least_gpu_milli(&job.request);
         self.first_limit(&job.owner, &job.terms, |holder, limits| {
             limits.keeps_waiting(&holder, self.tallies.of(&holder), gpu_milli, now, decay)
         })
+    }
+
+    /// Which limit keeps a job from what it would get, where that is more than it asked for: whole nodes.
+    pub(super) fn kept_from(&self, job: &Job, allocation: &Allocation, now: Timestamp) -> Option<Reached> {
+        if job.request.components().all(|one| !one.exclusive) {
+            return None;
+        }
+        let decay = self.settings.queue.decay();
+        self.first_limit(&job.owner, &job.terms, |holder, limits| {
+            let held = self.tallies.of(&holder);
+            limits.keeps_waiting(&holder, held, allocation.gpu_milli(), now, decay)
+        })
+    }
+
+    /// The fewest GPUs, in thousandths, that a request gets: of whole nodes what the smallest has that could be meant.
+    pub(super) fn least_gpu_milli(&self, request: &ResourceRequest) -> u64 {
+        let of = |one: &ResourceRequest| {
+            let asked = u64::from(one.gpus_per_node) * u64::from(one.unit.milli());
+            if !one.exclusive {
+                return u64::from(one.nodes) * asked;
+            }
+            let could = |host: &&HostKind| {
+                host.cpus >= one.cpus_per_node
+                    && host.memory_bytes >= one.memory_bytes_per_node
+                    && (one.gpus_per_node == 0 || host.of_model(&one.gpu_model) > 0)
+            };
+            let kinds = self.hosts.kinds().filter(could);
+            let whole = kinds.map(|host| u64::from(host.placeable.count_ones()) * u64::from(WHOLE_MILLI));
+            u64::from(one.nodes) * whole.min().unwrap_or(0).max(asked)
+        };
+        request.components().map(of).sum()
     }
 
     /// Why a job waits for a limit, Slurm's word first: which one, and who holds what under it.

@@ -150,7 +150,7 @@ impl State {
     fn factors_of_line(&self, line: &LineKey) -> Factors {
         let of = |priority: u32| f64::from(priority.min(MAX_PRIORITY)) / f64::from(MAX_PRIORITY);
         Factors {
-            size: self.share_of_cluster(line.request.gpu_milli()),
+            size: self.share_of_cluster(self.least_gpu_milli(&line.request)),
             qos: self.qos.get(&line.qos).map_or(0.0, |qos| of(qos.priority)),
             partition: self
                 .partitions

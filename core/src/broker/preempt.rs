@@ -376,7 +376,15 @@ impl<'a> Search<'a> {
             .collect();
         let whole = asked.iter().all(|one| one.unit == UnitRequest::Whole);
         let wanted = asked.iter().map(|one| one.gpus_per_node).min().unwrap_or(0) as usize;
-        move |gone| !whole || free + held.iter().filter(|bits| *bits & !gone == 0).count() >= wanted
+        // Then all have to go.
+        let idle = asked.iter().all(ResourceRequest::wants_idle);
+        let all = candidates.len().min(MAX_EXACT) as u32;
+        move |gone| {
+            if idle && gone.count_ones() < all {
+                return false;
+            }
+            !whole || free + held.iter().filter(|bits| *bits & !gone == 0).count() >= wanted
+        }
     }
 }
 

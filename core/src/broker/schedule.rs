@@ -276,6 +276,11 @@ impl Broker {
             };
             match found {
                 Ok(allocation) => {
+                    if let Some(reached) = state.kept_from(&job, &allocation, pass.now) {
+                        let why = Wait::Limit(Box::new(reached));
+                        self.state.pending.set_why(number, Some(why));
+                        return Look::Limited;
+                    }
                     let nodes = self.give(pass.now, &job, allocation, &mut pass.addresses);
                     pass.promises.given(&self.state, &job, &nodes);
                     return Look::Started;
@@ -367,8 +372,11 @@ impl Broker {
                 .in_the_way(&self.state, pass.now, job, allocation)
                 .is_some()
         };
-        let Some(found) = found.filter(|found| !kept_out(&mut pass.headroom, &found.promise.allocation))
-        else {
+        let limited = |allocation: &Allocation| self.state.kept_from(job, allocation, pass.now).is_some();
+        let Some(found) = found.filter(|found| {
+            let allocation = &found.promise.allocation;
+            !limited(allocation) && !kept_out(&mut pass.headroom, allocation)
+        }) else {
             return false;
         };
         for victim in &found.victims {

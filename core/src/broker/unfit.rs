@@ -44,6 +44,8 @@ struct Kind {
     /// Each host keeps something for its free GPUs: who takes more of them may have more besides.
     gpus: u32,
     gpu_model: String,
+    /// The nodes are to be idle, or their memory.
+    alone: (bool, bool),
     constraints: Constraints,
     /// Where it matters how nodes lie to each other: more of them may fit where fewer do not.
     nodes: Option<u32>,
@@ -60,6 +62,7 @@ impl Kind {
             unit: asked.unit.clone(),
             gpus: asked.gpus_per_node,
             gpu_model: asked.gpu_model.clone(),
+            alone: (asked.exclusive, asked.all_memory),
             constraints: asked.constraints.clone(),
             nodes: (!anywhere).then_some(asked.nodes),
         }

@@ -27,6 +27,13 @@ pub struct ResourceRequest {
     pub cpus_per_node: u32,
     /// Memory on each node, bytes, at least 1.
     pub memory_bytes_per_node: u64,
+    /// Nodes of which nobody else holds anything, each with all of its CPUs and healthy whole GPUs: the counts here are
+    /// then the least that each has.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub exclusive: bool,
+    /// All of each node's memory: the bytes are then the least that each has.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub all_memory: bool,
     /// Which nodes.
     #[serde(default)]
     pub constraints: Constraints,
@@ -43,6 +50,30 @@ impl ResourceRequest {
     /// Its components, itself the first.
     pub fn components(&self) -> impl Iterator<Item = &Self> {
         std::iter::once(self).chain(&self.more)
+    }
+
+    /// It is met by nodes alone of which nobody holds any CPU or memory.
+    pub fn wants_idle(&self) -> bool {
+        // Every job holds some memory.
+        self.exclusive || self.all_memory
+    }
+
+    /// The CPUs and the memory that it gets of a node with so many, and so much.
+    pub fn amounts_of(&self, cpus: u32, memory_bytes: u64) -> (u32, u64) {
+        (
+            if self.exclusive { cpus } else { self.cpus_per_node },
+            if self.all_memory {
+                memory_bytes
+            } else {
+                self.memory_bytes_per_node
+            },
+        )
+    }
+
+    /// The component that each of its nodes is of, rank by rank.
+    pub fn by_rank(&self) -> impl Iterator<Item = &Self> {
+        self.components()
+            .flat_map(|one| std::iter::repeat_n(one, one.nodes as usize))
     }
 
     /// Nodes of all components.
@@ -63,6 +94,8 @@ impl Default for ResourceRequest {
             nvlink: false,
             cpus_per_node: 1,
             memory_bytes_per_node: 1,
+            exclusive: false,
+            all_memory: false,
             constraints: Constraints::default(),
             patience: Patience::default(),
             more: Vec::new(),

@@ -14,7 +14,7 @@ use super::units::{Chosen, Free, PartRoom, Units};
 use super::{Needs, Part};
 use crate::model::gpu_unit::WHOLE_MILLI;
 use crate::model::ids::NodeName;
-use crate::model::resources::{ResourceRequest, UnitRequest};
+use crate::model::resources::UnitRequest;
 use crate::model::topology::Link;
 
 /// What a host lacks; [`Refusal`](super::Refusal) without its words.
@@ -27,6 +27,10 @@ pub(super) enum Lack {
     FreeNvlinkSet,
     FreeCpus,
     FreeMemory,
+    /// Nothing of it held.
+    Idle,
+    /// All of its memory.
+    IdleMemory,
     /// CPUs that are kept for its free GPUs.
     KeptCpus(u32),
     /// Bytes of memory that are kept for its free GPUs.
@@ -240,19 +244,21 @@ fn each_fitting<'a>(
             }
         };
         let loss = prospects.and_then(|prospects| Loss::of(prospects, &group, &chosen));
+        let host = &group.kind.host;
+        let amounts = request.amounts_of(host.cpus, host.memory_bytes);
         let mut looked_at = 0;
-        for class in group.classes(request.cpus_per_node) {
+        for class in group.classes(amounts.0) {
             let lost = loss
                 .as_ref()
-                .map_or(0, |loss| loss.in_class(class.class, request));
+                .map_or(0, |loss| loss.in_class(class.class, amounts));
             let mut taken = 0;
-            for alike in class.with_cpus(request.cpus_per_node) {
+            for alike in class.with_cpus(amounts.0) {
                 let count = alike.count();
                 if count == 0 {
                     continue;
                 }
                 looked_at += count;
-                let left_gpus = (alike.gpus & !chosen.set.mask).count_ones();
+                let left_gpus = (alike.gpus & !chosen.units.gpus()).count_ones();
                 if let Some(lack) = lacks_besides(hosts, &alike, left_gpus, needs) {
                     if let Some(note) = &mut note {
                         note(lack, count);
@@ -264,8 +270,8 @@ fn each_fitting<'a>(
                     chosen: chosen.clone(),
                     lost,
                     left_gpus,
-                    left_cpus: alike.cpus - request.cpus_per_node,
-                    left_memory: alike.memory_bytes - request.memory_bytes_per_node,
+                    left_cpus: alike.cpus - amounts.0,
+                    left_memory: alike.memory_bytes - amounts.1,
                     alike,
                 };
                 match take(candidate, taken) {
@@ -276,14 +282,27 @@ fn each_fitting<'a>(
             }
         }
         if let Some(note) = &mut note {
-            note(Lack::FreeCpus, group.count() - looked_at);
+            let lack = if request.exclusive {
+                Lack::Idle
+            } else {
+                Lack::FreeCpus
+            };
+            note(lack, group.count() - looked_at);
         }
     }
 }
 
 /// What hosts lack that have the GPUs and the CPUs, and would be left with so many free GPUs.
 fn lacks_besides(hosts: &Hosts, alike: &Alike<'_>, left_gpus: u32, needs: Needs<'_>) -> Option<Lack> {
-    if alike.memory_bytes < needs.request.memory_bytes_per_node {
+    let request = needs.request;
+    if request.wants_idle() && alike.memory_bytes < alike.kind.host.memory_bytes {
+        return Some(if request.exclusive {
+            Lack::Idle
+        } else {
+            Lack::IdleMemory
+        });
+    }
+    if alike.memory_bytes < request.memory_bytes_per_node {
         return Some(Lack::FreeMemory);
     }
     let free = (alike.cpus, alike.memory_bytes);
@@ -326,8 +345,7 @@ impl<'a> Loss<'a> {
         })
     }
 
-    fn in_class(&self, class: Class, request: &ResourceRequest) -> i64 {
-        let (cpus, memory_bytes) = (request.cpus_per_node, request.memory_bytes_per_node);
+    fn in_class(&self, class: Class, (cpus, memory_bytes): (u32, u64)) -> i64 {
         self.prospect
             .lost(class, self.before, self.after, cpus, memory_bytes)
     }
@@ -391,7 +409,17 @@ fn best_of(group: &SameGpus<'_>, right: u64, needs: Needs<'_>, assume: Assume) -
         gpus: group.gpus,
         parts: group.parts,
     };
-    let best = free.best(right, needs);
+    if request.exclusive && !is_idle(group) {
+        return Err(Lack::Idle);
+    }
+    let best = free.best(right, needs).map(|best| Chosen {
+        units: if request.exclusive {
+            Units::Whole(group.gpus)
+        } else {
+            best.units
+        },
+        ..best
+    });
     best.ok_or_else(|| match &request.unit {
         UnitRequest::Mig(_) => Lack::FreeSlices,
         UnitRequest::Share { .. } => Lack::FreeShares,
@@ -407,4 +435,15 @@ fn best_of(group: &SameGpus<'_>, right: u64, needs: Needs<'_>, assume: Assume) -
             }
         }
     })
+}
+
+/// Nobody holds anything of its GPUs.
+fn is_idle(group: &SameGpus<'_>) -> bool {
+    let host = &group.kind.host;
+    let idle = |gpu: usize| {
+        let mut parts = group.parts.iter().filter(|(at, _)| usize::from(*at) == gpu);
+        parts.any(|(_, room)| matches!(room, PartRoom::Mig(room) if room.held.is_empty()))
+    };
+    let cut = host.mig.iter().enumerate().filter(|(_, layout)| layout.is_some());
+    group.gpus == host.placeable && cut.into_iter().all(|(gpu, _)| idle(gpu))
 }

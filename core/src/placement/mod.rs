@@ -112,11 +112,12 @@ impl Part {
     /// What is held of the node, which has this inventory.
     pub fn allocation(&self, inventory: &Inventory, request: &ResourceRequest) -> NodeAllocation {
         let request = request.components().nth(self.component).unwrap_or(request);
+        let (cpus, memory_bytes) = request.amounts_of(inventory.cpus, inventory.memory_bytes);
         NodeAllocation {
             node: self.node.clone(),
             gpus: self.units.held(inventory),
-            cpus: request.cpus_per_node,
-            memory_bytes: request.memory_bytes_per_node,
+            cpus,
+            memory_bytes,
         }
     }
 }

@@ -45,9 +45,10 @@ impl Hosts {
     ) -> Option<Lack> {
         let kept = self.reserve.kept(host, left_gpus);
         let (cpus, memory_bytes) = free;
-        if cpus.saturating_sub(needs.request.cpus_per_node) < kept.cpus {
+        let amounts = needs.request.amounts_of(host.cpus, host.memory_bytes);
+        if cpus.saturating_sub(amounts.0) < kept.cpus {
             Some(Lack::KeptCpus(kept.cpus))
-        } else if memory_bytes.saturating_sub(needs.request.memory_bytes_per_node) < kept.memory_bytes {
+        } else if memory_bytes.saturating_sub(amounts.1) < kept.memory_bytes {
             Some(Lack::KeptMemory(kept.memory_bytes))
         } else {
             None

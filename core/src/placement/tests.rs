@@ -581,8 +581,14 @@ proptest! {
     #[test]
     fn many_hosts_are_placed_on_as_each_of_them(
         rooms in rooms(), before in before(), nodes in 1..4_u32, gpus in 0..5_u32, milli in 500..1500_u16,
-        cpus in 1..20_u32, nvlink: bool,
+        cpus in 1..20_u32, nvlink: bool, whole in 0..4_u8,
     ) {
+        let (exclusive, all_memory) = (whole == 0, whole == 1);
+        let mut rooms = rooms;
+        // Some are idle.
+        for (_, room) in rooms.iter_mut().step_by(2).filter(|_| whole < 2) {
+            *room = Room { gpus: 0xff, parts: Parts::default(), cpus: 64, memory_bytes: 512 << 30, unavailable: None };
+        }
         let mut straight = h100();
         straight.gpus.iter_mut().for_each(|gpu| gpu.sharing = Some(Sharing::TimeSlice));
         let ring = {
@@ -614,7 +620,11 @@ proptest! {
             all
         };
         let mut all = hosts(false);
-        let request = ResourceRequest { nodes, cpus_per_node: cpus, nvlink, unit: unit(milli), ..request(gpus) };
+        let request = ResourceRequest { 
+            nodes, cpus_per_node: cpus, nvlink, exclusive, all_memory,
+            unit: if exclusive { UnitRequest::Whole } else { unit(milli) },
+            ..request(gpus)
+        };
         let one = ResourceRequest { nodes: 1, ..request.clone() };
         let mut each: Vec<_> = names
             .iter()
@@ -634,7 +644,14 @@ proptest! {
         prop_assert_eq!(fits(&all, &request, Assume::Now), enough);
         prop_assert_eq!(&found, &super::place(&hosts(true), &request, Assume::Now));
         match found {
-            Ok(parts) => prop_assert_eq!(parts, expected),
+            Ok(parts) => {
+                for part in parts.iter().filter(|_| exclusive) {
+                    let at = names.iter().position(|name| *name == part.node).expect("a host");
+                    prop_assert_eq!(at % 2, 0, "it is idle");
+                    prop_assert_eq!(&part.units, &Units::Whole(0xff));
+                }
+                prop_assert_eq!(parts, expected);
+            }
             // Every host is spoken of once.
             Err(why) => {
                 let counted: u32 = why.refusals.iter().map(|(_, hosts)| hosts).sum();

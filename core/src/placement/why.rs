@@ -185,6 +185,8 @@ fn refusal(hosts: &Hosts, lack: Lack, request: &ResourceRequest) -> Refusal {
         Lack::FreeMemory => Refusal::LessFreeMemory {
             wanted: request.memory_bytes_per_node,
         },
+        Lack::Idle => Refusal::NotIdle,
+        Lack::IdleMemory => Refusal::NotAllMemory,
         Lack::KeptCpus(kept) => Refusal::CpusKept { kept },
         Lack::KeptMemory(kept) => Refusal::MemoryKept { kept },
         Lack::AnyGpus => Refusal::NoGpus,

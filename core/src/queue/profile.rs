@@ -16,6 +16,8 @@ pub struct Free {
     pub cpus: u64,
     /// Bytes.
     pub memory: u64,
+    /// 1: nothing of it is held from then on.
+    pub idle: u64,
 }
 
 impl Free {
@@ -26,17 +28,22 @@ impl Free {
             gpu_milli: self.gpu_milli.min(other.gpu_milli),
             cpus: self.cpus.min(other.cpus),
             memory: self.memory.min(other.memory),
+            idle: self.idle.min(other.idle),
         }
     }
 
     fn holds(self, wanted: Self) -> bool {
-        self.gpu_milli >= wanted.gpu_milli && self.cpus >= wanted.cpus && self.memory >= wanted.memory
+        self.gpu_milli >= wanted.gpu_milli
+            && self.cpus >= wanted.cpus
+            && self.memory >= wanted.memory
+            && self.idle >= wanted.idle
     }
 
     fn add(&mut self, freed: Self) {
         self.gpu_milli += freed.gpu_milli;
         self.cpus += freed.cpus;
         self.memory = self.memory.saturating_add(freed.memory);
+        self.idle = self.idle.saturating_add(freed.idle);
     }
 }
 

@@ -260,6 +260,7 @@ fn a_profile_tells_when_nodes_come_free() {
         gpu_milli: gpus * 1_000,
         cpus: gpus,
         memory: gpus,
+        idle: 0,
     };
     let (a, b) = (name("a"), name("b"));
     let mut profile = Profile::default();

@@ -21,6 +21,8 @@ impl From<&ResourceRequest> for v1::ResourceRequest {
             nvlink: request.nvlink,
             cpus_per_node: request.cpus_per_node,
             memory_bytes_per_node: request.memory_bytes_per_node,
+            exclusive: request.exclusive,
+            all_memory: request.all_memory,
             unit: unit_message(&request.unit).map(|unit| v1::GpuUnitRequest { unit: Some(unit) }),
             gpu_memory_bytes: request.gpu_memory_bytes,
             constraints: Some((&request.constraints).into())
@@ -152,6 +154,8 @@ impl TryFrom<v1::ResourceRequest> for ResourceRequest {
             nvlink: request.nvlink,
             cpus_per_node: request.cpus_per_node,
             memory_bytes_per_node: request.memory_bytes_per_node,
+            exclusive: request.exclusive,
+            all_memory: request.all_memory,
             unit: request
                 .unit
                 .map(TryInto::try_into)

@@ -200,14 +200,39 @@ fn part_breach(request: &ResourceRequest, part: &NodeAllocation, host: &Host) ->
     if !wants(request, host) {
         return Some("it is on a node that it does not want".to_owned());
     }
-    let asked = (request.cpus_per_node, request.memory_bytes_per_node);
-    if (part.cpus, part.memory_bytes) != asked {
+    let has = &host.has;
+    let cpus = if request.exclusive {
+        has.cpus
+    } else {
+        request.cpus_per_node
+    };
+    let memory = if request.all_memory {
+        has.memory_bytes
+    } else {
+        request.memory_bytes_per_node
+    };
+    if (part.cpus, part.memory_bytes) != (cpus, memory) {
         return Some(format!(
             "it has {} CPUs and {} bytes",
             part.cpus, part.memory_bytes
         ));
     }
-    if part.gpus.len() != request.gpus_per_node as usize {
+    let sound = has.gpus.iter().filter(|gpu| gpu.mig.is_none() && gpu.drained.is_none());
+    let wanted = request.gpus_per_node as usize;
+    if request.exclusive {
+        let all: BTreeSet<GpuUnit> = sound.map(|gpu| gpu.uuid.clone().into()).collect();
+        let held: BTreeSet<GpuUnit> = part.gpus.iter().cloned().collect();
+        let right = |unit: &&GpuUnit| gpu_of(has, &unit.gpu).is_some_and(|(_, gpu)| is_wanted(request, unit, gpu));
+        if all != held || held.iter().filter(right).count() < wanted {
+            return Some(format!("it has {} GPUs of a whole node", held.len()));
+        }
+        let right: Vec<usize> = (held.iter().filter(right))
+            .filter_map(|unit| Some(gpu_of(has, &unit.gpu)?.0))
+            .collect();
+        let together = choices(&right, wanted).iter().any(|set| joined(has, set));
+        return (request.nvlink && !together).then(|| "NVLink does not join enough of its GPUs".to_owned());
+    }
+    if part.gpus.len() != wanted {
         return Some(format!("it has {} GPU units", part.gpus.len()));
     }
     let mut whole = Vec::new();
@@ -280,6 +305,8 @@ fn fits_empty(request: &ResourceRequest, host: &Host) -> bool {
     let profiles = || sound().flat_map(|gpu| gpu.mig.iter().flat_map(|mig| &mig.profiles));
     match &request.unit {
         _ if count == 0 => true,
+        // Whole nodes come with whole GPUs.
+        UnitRequest::Least if request.exclusive => whole.len() >= count,
         UnitRequest::Whole => {
             let mut sets = choices(&whole, count).into_iter();
             sets.any(|set| !request.nvlink || joined(has, &set))

@@ -269,6 +269,8 @@ fn count_kept(request: &ResourceRequest, counts: &mut Counts) {
     for component in request.components() {
         let constraints = &component.constraints;
         for (asked, what) in [
+            (component.exclusive, "grant of whole nodes"),
+            (component.all_memory, "grant of all memory"),
             (
                 component.nvlink && component.gpus_per_node > 1,
                 "grant joined by NVLink",

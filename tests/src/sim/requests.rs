@@ -60,7 +60,10 @@ impl World {
 }
 
 fn component(rng: &mut Rng, known: &[NodeName]) -> ResourceRequest {
+    let exclusive = rng.one_in(8);
     let unit = match rng.below(12) {
+        // Whole nodes come with whole GPUs.
+        0..=3 if exclusive => UnitRequest::Whole,
         0 | 1 => UnitRequest::Mig("1g.10gb".into()),
         2 => UnitRequest::Mig("3g.40gb".into()),
         3 => UnitRequest::Share {
@@ -94,6 +97,8 @@ fn component(rng: &mut Rng, known: &[NodeName]) -> ResourceRequest {
         unit,
         cpus_per_node: rng.below(9) as u32,
         memory_bytes_per_node: rng.below(64) << 30,
+        exclusive,
+        all_memory: rng.one_in(10),
         constraints: constraints(rng, nodes, known),
         patience: Patience {
             nvlink: patience(rng),

@@ -229,7 +229,7 @@ fn record_of(job: &Row, details: &[v1::NodeAllocation]) -> Record {
             ("DelayBoot", "00:00:00".to_owned()),
         ],
         vec![
-            ("OverSubscribe", "OK".to_owned()),
+            ("OverSubscribe", words::over_subscribe(request).to_owned()),
             ("Contiguous", u8::from(constraints.contiguous).to_string()),
             ("Licenses", NULL.to_owned()),
             ("Network", NULL.to_owned()),

@@ -321,7 +321,7 @@ impl State {
     ) -> Result<(), Reject> {
         self.must_be_allowed(user, spec)?;
         self.must_make_sense(&spec.request)?;
-        self.must_keep_limits(user, terms, spec.request.gpu_milli(), spec.time_limit)?;
+        self.must_keep_limits(user, terms, self.least_gpu_milli(&spec.request), spec.time_limit)?;
         self.must_be_possible(spec, terms)?;
         let needs = Needs {
             request: &spec.request.at_last(),
@@ -341,6 +341,17 @@ impl State {
     /// CPUs and memory where none were asked for: the default, but no more than
     /// the GPUs' share of the smallest node that could be meant.
     pub(super) fn default_sizes(&self, request: &mut ResourceRequest) {
+        if request.exclusive {
+            // Whole nodes come with all of their memory, if no other amount is asked for, and with whole GPUs.
+            request.all_memory |= request.memory_bytes_per_node == 0;
+            request.cpus_per_node = request.cpus_per_node.max(1);
+            if request.unit == UnitRequest::Least {
+                request.unit = UnitRequest::Whole;
+            }
+        }
+        if request.all_memory {
+            request.memory_bytes_per_node = request.memory_bytes_per_node.max(1);
+        }
         let settings = &self.settings;
         let gpus = request.gpus_per_node;
         // GPUs in thousandths: of slices and shares a part.
@@ -414,6 +425,13 @@ fn must_be_of_this_world(request: &ResourceRequest) -> Result<(), Reject> {
     }
     if request.unit != UnitRequest::Whole && request.nvlink {
         return invalid("NVLink joins whole GPUs only, no slices and no shares".to_owned());
+    }
+    if request.exclusive && matches!(request.unit, UnitRequest::Mig(_) | UnitRequest::Share { .. }) {
+        return Err(Reject::new(
+            RejectKind::Invalid,
+            "whole nodes (--exclusive) come with whole GPUs, and slices or shares were asked for",
+        )
+        .hint("leave out --exclusive, or ask for whole GPUs"));
     }
     if request.nodes == 0 {
         return invalid("0 nodes were asked for; at least 1 is needed".to_owned());

@@ -61,7 +61,12 @@ impl Model {
                 .gpus
                 .iter()
                 .filter(|gpu| self.is_free(&gpu.uuid, span));
-            free.count() >= request.gpus_per_node as usize
+            let least = if request.exclusive {
+                node.inventory.gpus.len()
+            } else {
+                request.gpus_per_node as usize
+            };
+            free.count() >= least
         });
         enough.count() >= request.nodes as usize
     }
@@ -137,7 +142,8 @@ fn spec(chance: &mut Chance) -> SessionSpec {
         1
     };
     spec.request.nvlink = false;
-    // GPUs alone decide.
+    // GPUs alone decide: everybody has some, and whole nodes come with all.
+    spec.request.exclusive = chance.below(8) == 0;
     spec.request.cpus_per_node = 1;
     spec.request.memory_bytes_per_node = 1 << 20;
     spec

@@ -25,6 +25,7 @@ mod rights;
 mod sharing;
 mod tokens;
 mod unfit;
+mod whole;
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -153,18 +153,27 @@ impl<'a> Near<'a> {
         let request = self.request;
         let relaxed = ResourceRequest {
             memory_bytes_per_node: 1,
+            all_memory: false,
             ..request.clone()
         };
-        let wanted = request.memory_bytes_per_node;
+        let wanted = if request.all_memory {
+            u64::MAX
+        } else {
+            request.memory_bytes_per_node
+        };
         let most = self.most(&relaxed, wanted, |alike| alike.memory_bytes)?;
         let place = self.place_of(&ResourceRequest {
             memory_bytes_per_node: most,
             ..relaxed
         })?;
+        let instead = if request.all_memory {
+            "all".to_owned()
+        } else {
+            Bytes(wanted).to_string()
+        };
         Some(format!(
-            "{} of memory instead of {} on {place}",
-            Bytes(most),
-            Bytes(wanted)
+            "{} of memory instead of {instead} on {place}",
+            Bytes(most)
         ))
     }
 

@@ -56,6 +56,10 @@ pub enum Refusal {
         /// Bytes asked for.
         wanted: u64,
     },
+    /// Others hold something of it.
+    NotIdle,
+    /// Others hold some of its memory, and all of it is asked for.
+    NotAllMemory,
     /// The CPUs that are free are kept for the jobs that will hold its free GPUs.
     CpusKept {
         /// So many.
@@ -224,6 +228,8 @@ impl fmt::Display for Refusal {
             }
             Self::FewerFreeCpus { wanted } => write!(f, "fewer than {wanted} free CPUs"),
             Self::LessFreeMemory { wanted } => write!(f, "less than {} of free memory", Bytes(*wanted)),
+            Self::NotIdle => f.write_str("not idle"),
+            Self::NotAllMemory => f.write_str("not all of the memory free"),
             Self::CpusKept { kept } => write!(f, "{kept} CPUs are kept for its free GPUs"),
             Self::MemoryKept { kept } => write!(f, "{} of memory is kept for its free GPUs", Bytes(*kept)),
             Self::Unavailable { state } => write!(f, "node is {state}"),
