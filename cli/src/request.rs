@@ -27,10 +27,10 @@ pub struct RequestArgs {
     #[arg(short = 'N', long, value_name = "N", value_parser = units::parse_nodes, allow_hyphen_values = true)]
     pub nodes: Option<u32>,
     /// GPUs over all nodes, with a model if wanted: 4, h100:4; MIG slices: 1g.10gb:2; or a share of a GPU: 0.5
-    #[arg(short = 'G', long, value_name = "[MODEL:][PROFILE:]K", value_parser = units::parse_gpus, allow_hyphen_values = true)]
+    #[arg(short = 'G', long, value_name = "[MODEL:][PROFILE:]K", value_parser = units::parse_gpus_or_none, allow_hyphen_values = true)]
     pub gpus: Option<GpuCount>,
     /// GPUs on each node, or slices, or a share
-    #[arg(long, value_name = "[MODEL:][PROFILE:]K", value_parser = units::parse_gpus, conflicts_with = "gpus", allow_hyphen_values = true)]
+    #[arg(long, value_name = "[MODEL:][PROFILE:]K", value_parser = units::parse_gpus_or_none, conflicts_with = "gpus", allow_hyphen_values = true)]
     pub gpus_per_node: Option<GpuCount>,
     /// Part of the GPU model's name, such as h100 or a100-80gb; several with '|' between them
     #[arg(long, value_name = "MODEL", value_parser = units::parse_model)]
@@ -53,8 +53,8 @@ pub struct RequestArgs {
     /// unless some of it is asked for; other counts are then the least that a node has
     #[arg(long, value_name = "user", hide_possible_values = true, num_args = 0..=1, require_equals = true, default_missing_value = "")]
     pub exclusive: Option<Exclusive>,
-    /// Memory on each node: 64G; without a unit, in megabytes [default: by the GPUs]
-    #[arg(long, value_name = "SIZE", value_parser = units::parse_size, allow_hyphen_values = true)]
+    /// Memory on each node: 64G; without a unit, in megabytes; 0: all of it [default: by the GPUs]
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_memory, allow_hyphen_values = true)]
     pub mem: Option<u64>,
     /// Time limit: minutes, HH:MM:SS, D-HH:MM, 4h, 90m [default: the cluster's]
     #[arg(short = 't', long, value_name = "TIME", value_parser = units::parse_time, allow_hyphen_values = true)]
@@ -423,7 +423,16 @@ mod tests {
     use crate::cli::{Cli, Command};
     use clap::Parser as _;
 
-    fn args(line: &str) -> RequestArgs {
+    /// What a command line says, or that it is wrong.
+    pub(super) fn read(line: &str) -> std::result::Result<RequestArgs, clap::Error> {
+        let cli = Cli::try_parse_from(format!("carrel alloc {line}").split_whitespace())?;
+        match cli.command {
+            Command::Alloc(args) => Ok(args.request),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(super) fn args(line: &str) -> RequestArgs {
         let cli = Cli::try_parse_from(format!("carrel alloc {line}").split_whitespace()).expect(line);
         match cli.command {
             Command::Alloc(args) => args.request,

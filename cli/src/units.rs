@@ -119,6 +119,16 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     Ok(bytes)
 }
 
+/// The same of a node's memory, of which 0, as in Slurm, is all.
+pub fn parse_memory(text: &str) -> Result<u64, String> {
+    let digits = text.trim().trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let zero = !digits.is_empty() && digits.bytes().all(|digit| digit == b'0');
+    if zero && parse_size(&text.replacen('0', "1", 1)).is_ok() {
+        return Ok(0);
+    }
+    parse_size(text)
+}
+
 /// A number of GPUs or MIG slices, or a share of a GPU, with a model in front if wanted: `4`, `h100:4`,
 /// `1g.10gb:2`, `a100:3g.40gb`, `0.5`; `gpu:` before any is Slurm's.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -145,6 +155,21 @@ pub enum GpuUnit {
 
 /// Parses a [`GpuCount`].
 pub fn parse_gpus(text: &str) -> Result<GpuCount, String> {
+    read_gpus(text, parse_count)
+}
+
+/// The same, or none: `0`, `h100:0`.
+pub fn parse_gpus_or_none(text: &str) -> Result<GpuCount, String> {
+    let none = |text: &str| match text.trim() {
+        "0" => Ok(0),
+        other => parse_count(other),
+    };
+    let gpus = read_gpus(text, none)?;
+    // Of none it does not matter what each would be.
+    Ok(if gpus.count == 0 { GpuCount::default() } else { gpus })
+}
+
+fn read_gpus(text: &str, count: impl Fn(&str) -> Result<u32, String>) -> Result<GpuCount, String> {
     let text = text.trim();
     let text = text.strip_prefix("gpu:").unwrap_or(text);
     let split = |text: &'_ str| -> (String, String) {
@@ -171,7 +196,7 @@ pub fn parse_gpus(text: &str) -> Result<GpuCount, String> {
             unit: GpuUnit::Share(parse_share(&last).map_err(rule)?),
         });
     }
-    let count = parse_count(&last).map_err(rule)?;
+    let count = count(&last).map_err(rule)?;
     let (model, profile) = split(&before);
     if parse_share(&profile).is_ok() {
         return Err(format!("a share is of one GPU: {profile}"));

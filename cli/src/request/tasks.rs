@@ -111,7 +111,10 @@ impl TaskArgs {
             (None, None, Some(each)) => Some(memory(each, resources.cpus_per_node)?),
             (None, None, None) => None,
         };
-        resources.memory_bytes_per_node = memory.unwrap_or(resources.memory_bytes_per_node);
+        if let Some(memory) = memory {
+            resources.memory_bytes_per_node = memory;
+            resources.all_memory = memory == 0;
+        }
         Ok(())
     }
 
@@ -212,6 +215,27 @@ mod tests {
             asked("--gpus 2 --cpus-per-gpu 4 --mem-per-cpu 1G"),
             (1, 2, 8, 8_192)
         );
+    }
+
+    #[test]
+    fn zero_is_none_of_gpus_and_all_of_memory() {
+        for line in ["--gpus 0", "--gpus-per-node=0", "--gpus h100:0", "-G0", "--gpus-per-node gpu:0"] {
+            assert_eq!(asked(line), (1, 0, 0, 0), "{line}");
+            assert_eq!(resources(line).gpu_model, "", "{line}");
+        }
+        for line in ["--mem=0", "--mem 0M", "--mem 00G"] {
+            let all = resources(line);
+            assert_eq!((all.all_memory, all.memory_bytes_per_node), (true, 0), "{line}");
+        }
+        let some = resources("--mem 10G");
+        assert_eq!((some.all_memory, some.memory_bytes_per_node), (false, 10 << 30));
+        let base = spec("--mem 0 --exclusive").expect("understood");
+        let later = crate::request::tests::args("--mem 1G").over(base).expect("understood");
+        let later = later.resources.expect("resources");
+        assert_eq!((later.exclusive, later.all_memory, later.memory_bytes_per_node), (true, false, 1 << 30));
+        for line in ["--mem 0X", "--mem-per-cpu 0", "--gpus-per-task 0", "--gpus 0.0"] {
+            assert!(super::super::tests::read(line).is_err(), "{line}");
+        }
     }
 
     #[test]
