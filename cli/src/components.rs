@@ -1,4 +1,5 @@
-//! Several components in one allocation: `carrel alloc -N1 -c8 : -N2 --gpus-per-node=8`, as Slurm writes it.
+//! Several components in one allocation: `carrel alloc -N1 -c8 : -N2 --gpus-per-node=8`, as Slurm writes it; the same
+//! of batch jobs, and steps of several programs.
 
 use std::ffi::OsString;
 
@@ -6,8 +7,12 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory as _, FromArgMatches as _, Parser as _};
 
 use crate::cli::{Cli, Command};
-use crate::commands::submit;
+use crate::batch::SubmitOptions;
+use crate::commands::{run, submit};
 use crate::request::RequestArgs;
+
+/// What stands between components.
+const COLON: &str = ":";
 
 /// What stands after a colon.
 #[derive(Debug, clap::Parser)]
@@ -19,13 +24,13 @@ struct Component {
 
 /// The command line, with the components that follow the first one in its request.
 pub fn parse(args: Vec<OsString>) -> Result<Cli, clap::Error> {
-    let args = match args
-        .iter()
-        .cloned()
-        .map(OsString::into_string)
-        .collect::<Result<_, _>>()
-    {
-        Ok(words) => submit::prepare(words).into_iter().map(Into::into).collect(),
+    let words: Result<Vec<String>, _> = args.iter().cloned().map(OsString::into_string).collect();
+    let args = match words {
+        Ok(words) => match submit::verb_of(&words) {
+            Some(verb) if words[verb] == "submit" => return batch(&words, verb),
+            Some(verb) if words[verb] == "run" => return programs(&words, verb),
+            _ => words.into_iter().map(Into::into).collect(),
+        },
         // clap says what is no text.
         Err(_) => args,
     };
@@ -55,6 +60,79 @@ pub fn parse(args: Vec<OsString>) -> Result<Cli, clap::Error> {
             return Err(Cli::command().error(ErrorKind::ArgumentConflict, text));
         }
         request.more.push(component);
+    }
+    Ok(cli)
+}
+
+/// A batch job: what each component's options say; the script, or the command, stands behind the last.
+fn batch(words: &[String], verb: usize) -> Result<Cli, clap::Error> {
+    let cli = Cli::command();
+    let command = cli.find_subcommand("submit").unwrap_or(&cli);
+    let (first, others) = split(&[command, &cli], &words[verb + 1..]);
+    let words: Vec<String> = words[..=verb].iter().cloned().chain(first).collect();
+    let words = submit::prepare(words).into_iter().map(Into::into);
+    let mut cli = parse_plain(words.collect())?;
+    if let Command::Submit(submit) = &mut cli.command {
+        submit.more_given = others.iter().map(|one| component(one)).collect::<Result<_, _>>()?;
+    }
+    Ok(cli)
+}
+
+/// The words of the first component with what follows the last, and the options of each of the others. What is an
+/// option, these commands say.
+pub fn split(commands: &[&clap::Command], words: &[String]) -> (Vec<String>, Vec<Vec<String>>) {
+    let options: Vec<&clap::Arg> = commands.iter().flat_map(|one| one.get_arguments()).collect();
+    let mut groups = Vec::new();
+    let mut rest = words;
+    loop {
+        let (group, left) = rest.split_at(submit::options_end_of(&options, rest));
+        groups.push(group.to_vec());
+        rest = left;
+        match left.split_first() {
+            Some((colon, left)) if colon == COLON => rest = left,
+            _ => break,
+        }
+    }
+    let mut first = groups.remove(0);
+    first.extend_from_slice(rest);
+    (first, groups)
+}
+
+/// What the options of a batch job's component say.
+///
+/// # Errors
+/// They are none.
+pub fn component(words: &[String]) -> Result<clap::ArgMatches, clap::Error> {
+    SubmitOptions::parser().try_get_matches_from(crate::batch::name_output(words, false))
+}
+
+/// A step: each of its programs with the options before it.
+fn programs(words: &[String], verb: usize) -> Result<Cli, clap::Error> {
+    let (own, words) = words.split_at(verb + 1);
+    let end = words.iter().position(|word| word == "--").unwrap_or(words.len());
+    let mut groups: Vec<Vec<String>> = words[..end].split(|word| word == COLON).map(<[String]>::to_vec).collect();
+    if groups.iter().skip(1).any(Vec::is_empty) {
+        // A colon is what it is.
+        groups = vec![words[..end].to_vec()];
+    }
+    if let Some(last) = groups.last_mut() {
+        last.extend_from_slice(&words[end..]);
+    }
+    let mut parsed = groups.into_iter().map(|group| {
+        let words: Vec<String> = own.iter().cloned().chain(group).collect();
+        parse_plain(submit::prepare(words).into_iter().map(Into::into).collect())
+    });
+    let mut cli = parsed.next().unwrap_or_else(|| parse_plain(Vec::new()))?;
+    if let Command::Run(first) = &mut cli.command {
+        for other in parsed {
+            if let Command::Run(other) = other?.command {
+                if let Some(flag) = run::of_the_step(&other) {
+                    let text = format!("{flag} is said of the whole step: write it before the first ':'\n");
+                    return Err(Cli::command().error(ErrorKind::ArgumentConflict, text));
+                }
+                first.others.push(*other);
+            }
+        }
     }
     Ok(cli)
 }
@@ -99,6 +177,46 @@ mod tests {
             resources("carrel alloc -N2 -- echo :").expect("one").more.len(),
             0
         );
+    }
+
+    fn parsed(line: &str) -> Command {
+        let args = line.split_whitespace().map(OsString::from).collect();
+        parse(args).expect(line).command
+    }
+
+    #[test]
+    fn batch_jobs_have_components_before_their_script() {
+        let Command::Submit(submit) = parsed("carrel submit -n1 -c 4 : -N2 --gpus-per-node 2 : -c1 a.sh : -N9") else {
+            panic!("a batch job");
+        };
+        assert_eq!(submit.what, ["a.sh", ":", "-N9"]);
+        assert_eq!(submit.options.request.tasks.cpus_per_task, Some(4));
+        assert_eq!(submit.more_given.len(), 2);
+        let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        assert_eq!(
+            split(&[&SubmitOptions::parser()], &words("-J x : --time 5 : -W -- echo : x")),
+            (words("-J x -- echo : x"), vec![words("--time 5"), words("-W")])
+        );
+        assert!(component(&words("--nonsense 3")).is_err());
+    }
+
+    #[test]
+    fn programs_of_a_step_stand_between_colons() {
+        let run = |line: &str| match parsed(line) {
+            Command::Run(run) => *run,
+            other => panic!("{other:?}"),
+        };
+        let step = run("carrel run -l -n1 ./a -x : -n 2 ./b : ./c 3");
+        assert_eq!(step.command, ["./a", "-x"]);
+        let others: Vec<_> = step.others.iter().map(|one| one.command.join(" ")).collect();
+        assert_eq!(others, ["./b", "./c 3"]);
+        assert_eq!(step.others[0].request.tasks.ntasks, Some(2));
+        for line in ["carrel run sh -c :", "carrel run -- a : b"] {
+            assert!(run(line).others.is_empty(), "{line}");
+        }
+        let args = "carrel run a : --label b".split(' ').map(OsString::from).collect();
+        let error = parse(args).expect_err("of the step").to_string();
+        assert!(error.contains("--label"), "{error}");
     }
 
     #[test]

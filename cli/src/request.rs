@@ -157,6 +157,46 @@ impl RequestArgs {
         given.into_iter().find(|(_, given)| *given).map(|(flag, _)| flag)
     }
 
+    /// A flag that says something of the whole allocation, and in another component something else than in this one.
+    pub fn said_otherwise(&self, other: &Self) -> Option<&'static str> {
+        let mut other = other.clone();
+        let (own, terms) = (&self.terms, &mut other.terms);
+        // What is said alike is said once.
+        forget(&mut other.time, &self.time);
+        forget(&mut other.image, &self.image);
+        forget(&mut other.workdir, &self.workdir);
+        forget(&mut other.signal, &self.signal);
+        forget(&mut terms.account, &own.account);
+        forget(&mut terms.qos, &own.qos);
+        forget(&mut terms.partition, &own.partition);
+        forget(&mut terms.reservation, &own.reservation);
+        forget(&mut terms.nice, &own.nice);
+        other.env.retain(|one| !self.env.contains(one));
+        other.mount.retain(|one| !self.mount.contains(one));
+        other.root &= !self.root;
+        other.no_root &= !self.no_root;
+        other.of_the_whole()
+    }
+
+    /// Keeps what is said of the nodes alone.
+    pub fn drop_what_is_of_the_whole(&mut self) {
+        *self = Self {
+            nodes: self.nodes,
+            gpus: self.gpus.take(),
+            gpus_per_node: self.gpus_per_node.take(),
+            gpu_model: self.gpu_model.take(),
+            gpu_mem: self.gpu_mem,
+            isolation: self.isolation,
+            nvlink: self.nvlink,
+            cpus: self.cpus,
+            tasks: self.tasks.clone(),
+            exclusive: self.exclusive,
+            mem: self.mem,
+            constraints: self.constraints.clone(),
+            ..Self::default()
+        };
+    }
+
     /// Nothing is asked for.
     pub fn is_empty(&self) -> bool {
         let Self {
@@ -377,6 +417,13 @@ impl RequestArgs {
             (Some(Unit::MigProfile(_)), _) => contradiction("a MIG slice", "is kept apart by the hardware"),
             (Some(Unit::Share(_)), _) => contradiction("a share of a GPU", "is mps or cooperative"),
         }
+    }
+}
+
+/// Drops a value that is another's, too.
+fn forget<T: PartialEq>(value: &mut Option<T>, other: &Option<T>) {
+    if value == other {
+        *value = None;
     }
 }
 

@@ -6,6 +6,9 @@ use crate::error::{CliError, Result};
 /// What such lines begin with.
 const MARKS: [&str; 2] = ["#SBATCH", "#CARREL"];
 
+/// What stands alone in a line after which the next component's options are.
+const NEXT: [&str; 2] = ["hetjob", "packjob"];
+
 /// Takes over what a script's lines say. Gives what its user should know of them.
 ///
 /// # Errors
@@ -19,7 +22,16 @@ pub fn take(options: &mut SubmitOptions, script: &str, name: &str) -> Result<Vec
             (Some(_), Some(_)) => late.push(number),
             (Some(rest), None) => {
                 let words = split(rest).map_err(|why| wrong(name, number, &why))?;
-                options.read(&words).map_err(|why| wrong(name, number, &why))?;
+                if matches!(&words[..], [word] if NEXT.contains(&word.as_str())) {
+                    options.more.push(SubmitOptions::default());
+                    continue;
+                }
+                let read = if let Some(component) = options.more.last_mut() {
+                    component.read(&words)
+                } else {
+                    options.read(&words)
+                };
+                read.map_err(|why| wrong(name, number, &why))?;
             }
             (None, None) => {
                 let line = line.trim_start();

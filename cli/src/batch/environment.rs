@@ -6,7 +6,7 @@ use carrel_proto::v1;
 
 use super::SubmitOptions;
 use crate::error::{CliError, Result};
-use crate::request::TaskArgs;
+use crate::request::{RequestArgs, TaskArgs};
 
 /// Variables that a job may have, and bytes of them: as the broker takes them.
 const MAX_VARIABLES: usize = 256;
@@ -166,12 +166,11 @@ fn is_of_this_place(name: &str) -> bool {
 }
 
 /// Says in an allocation of how many tasks it was asked for with, where it was: steps in it are as many.
-pub fn put_tasks(spec: &mut v1::SessionSpec, tasks: &TaskArgs) {
-    if tasks.is_empty() {
+pub fn put_tasks(spec: &mut v1::SessionSpec, request: &RequestArgs) {
+    if request.tasks.is_empty() && request.more.is_empty() {
         return;
     }
-    let nodes = spec.resources.as_ref().map_or(1, |resources| resources.nodes);
-    for variable in of_tasks(tasks, nodes) {
+    for variable in of_request(request, spec.resources.as_ref()) {
         spec.env.retain(|known| known.name != variable.name);
         spec.env.push(variable);
     }
@@ -187,6 +186,26 @@ pub fn put_job_name(spec: &mut v1::SessionSpec, program: &str) {
         name: "SLURM_JOB_NAME".to_owned(),
         value: name.unwrap_or("interactive").to_owned(),
     });
+}
+
+/// The same of what is asked for, and of each component where there are several: the broker adds what it gives to each.
+pub fn of_request(request: &RequestArgs, resources: Option<&v1::ResourceRequest>) -> Vec<v1::EnvVar> {
+    let nodes = resources.map_or(1, |resources| resources.nodes);
+    let mut env = of_tasks(&request.tasks, nodes);
+    if request.more.is_empty() {
+        return env;
+    }
+    let mut put = |name: String, value: String| env.push(v1::EnvVar { name, value });
+    let components = std::iter::once(request).chain(&request.more);
+    put("SLURM_HET_SIZE".to_owned(), components.clone().count().to_string());
+    let more = resources.map(|resources| resources.more.as_slice()).unwrap_or_default();
+    let nodes = std::iter::once(nodes).chain(more.iter().map(|one| one.nodes));
+    for ((group, one), nodes) in components.enumerate().zip(nodes) {
+        for variable in of_tasks(&one.tasks, nodes) {
+            put(format!("{}_HET_GROUP_{group}", variable.name), variable.value);
+        }
+    }
+    env
 }
 
 /// What Slurm says of tasks: the broker knows nodes and CPUs.

@@ -1,6 +1,7 @@
 //! What is asked of a batch job, and where it is said: on the command line, over the script's own lines, over the
 //! environment's `SBATCH_*`, over the defaults.
 
+pub mod components;
 pub mod directives;
 pub mod environment;
 pub mod notebook;
@@ -78,6 +79,9 @@ pub struct SubmitOptions {
     /// When.
     #[command(flatten)]
     pub start: StartArgs,
+    /// The components after the first.
+    #[arg(skip)]
+    pub more: Vec<SubmitOptions>,
 }
 
 /// Taken, with a note, so that a script need not be changed.
@@ -467,25 +471,30 @@ impl SubmitOptions {
         }
     }
 
-    /// Reads options that stand somewhere else than on the command line.
-    ///
-    /// # Errors
-    /// What is wrong with them, in one line.
-    pub fn read(&mut self, words: &[String]) -> Result<(), String> {
+    /// Reads options without a verb.
+    pub fn parser() -> clap::Command {
         let command = clap::Command::new("carrel submit")
             .no_binary_name(true)
             .disable_help_flag(true)
             .infer_long_args(true)
             .args_override_self(true);
+        Self::augment_args(command)
+    }
+
+    /// Reads options that stand somewhere else than on the command line.
+    ///
+    /// # Errors
+    /// What is wrong with them, in one line.
+    pub fn read(&mut self, words: &[String]) -> Result<(), String> {
         let words = name_output(words, false);
-        let given = Self::augment_args(command).try_get_matches_from(words);
+        let given = Self::parser().try_get_matches_from(words);
         given
             .and_then(|given| self.take(&given))
             .map_err(|error| in_one_line(&error))
     }
 
-    /// What is asked for, GPUs in all spellings.
-    pub fn request(&self) -> RequestArgs {
+    /// What is asked for of the first component's nodes, GPUs in all spellings.
+    fn own_request(&self) -> RequestArgs {
         let mut request = self.request.clone();
         if let Some(gres) = &self.gres {
             request.gpus_per_node = Some(gres.clone());
@@ -574,14 +583,14 @@ mod tests {
         assert!(options.gres.is_none() && options.request.gpus.is_some());
         assert!(options.request.mem.is_none() && options.request.tasks.mem_per_cpu.is_some());
         assert!(options.request.cpus.is_some() && options.request.tasks.cpus_per_task.is_none());
-        let gpus = layers(&["--gpus 2", "--gres gpu"]).request();
+        let gpus = layers(&["--gpus 2", "--gres gpu"]).own_request();
         assert_eq!(
             (gpus.gpus, gpus.gpus_per_node.map(|gpus| gpus.count)),
             (None, Some(1))
         );
         assert_eq!(
             layers(&["--gres gpu:a100"])
-                .request()
+                .own_request()
                 .gpus_per_node
                 .map(|gpus| gpus.model),
             Some("a100".to_owned())
@@ -633,7 +642,7 @@ mod tests {
             assert_eq!(parse_gres(gres).map(|gpus| gpus.count), Ok(0), "{gres}");
             assert_eq!(
                 layers(&[&format!("--gres={gres}")])
-                    .request()
+                    .own_request()
                     .gpus_per_node
                     .map(|gpus| gpus.count),
                 Some(0)

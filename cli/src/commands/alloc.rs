@@ -85,7 +85,7 @@ pub async fn run(context: &Context, args: AllocArgs) -> Result<u8> {
         say(format_args!("carrel: {note}"));
     }
     let mut spec = args.request.over(base)?;
-    environment::put_tasks(&mut spec, &args.request.tasks);
+    environment::put_tasks(&mut spec, &args.request);
     if args.name.is_none() {
         environment::put_job_name(&mut spec, args.command.first().map_or("", String::as_str));
     }

@@ -222,14 +222,14 @@ async fn find_or_create(
                 ..Default::default()
             };
             let mut spec = args.request.over(base)?;
-            environment::put_tasks(&mut spec, &args.request.tasks);
+            environment::put_tasks(&mut spec, &args.request);
             args.idle.over(&mut spec);
             Some(spec)
         }
         Some(_) if args.request.is_empty() && args.idle.is_empty() => None,
         Some(session) => {
             let mut spec = args.request.over(request::last_spec(session))?;
-            environment::put_tasks(&mut spec, &args.request.tasks);
+            environment::put_tasks(&mut spec, &args.request);
             args.idle.over(&mut spec);
             if is_live(session) && differs(session, &spec) {
                 say(format_args!(

@@ -1,6 +1,6 @@
 //! `carrel run`: a command over the tasks of an allocation.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::IsTerminal as _;
 use std::os::fd::AsFd as _;
@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use carrel_core::model::host_list;
+use carrel_core::model::indices::IndexSet;
 use carrel_proto::v1;
 
 use super::alloc::Allocation;
@@ -17,7 +18,8 @@ use crate::context::{Context, Found, JobOrSession};
 use crate::error::{CliError, Context as _, Result};
 use crate::request::{IdleArgs, RequestArgs};
 use crate::start::StartArgs;
-use crate::step::layout::{Asked, Distribution, Node, Part, layout};
+use crate::step::groups::{Groups, chosen, deal};
+use crate::step::layout::{Asked, Distribution, Node, Part};
 use crate::step::link::{Doors, Ticket};
 use crate::step::master::{Input, Step};
 use crate::step::output::Place;
@@ -112,6 +114,9 @@ pub struct RunArgs {
         help_heading = "The step"
     )]
     pub relative: u32,
+    /// On which of the job's components: 0,2; several programs with ':' between them run on one each
+    #[arg(long, visible_alias = "pack-group", value_name = "GROUPS", help_heading = "The step")]
+    pub het_group: Option<IndexSet>,
     /// CMD is a file that says which tasks run what: lines `0-3,8 PROGRAM [ARGUMENT…]`; %t is the task, %o its place there
     #[arg(long, help_heading = "The step")]
     pub multi_prog: bool,
@@ -145,6 +150,33 @@ pub struct RunArgs {
     /// The command and its arguments
     #[arg(value_name = "CMD", required = true, trailing_var_arg = true)]
     pub command: Vec<String>,
+    /// The step's programs after the first, with the options of each.
+    #[arg(skip)]
+    pub others: Vec<RunArgs>,
+    /// Of several components the first is meant where nothing is said, as srun does.
+    #[arg(skip)]
+    pub of_first_group: bool,
+}
+
+/// A flag that is given, and is said of a whole step and not of one of its programs.
+pub fn of_the_step(args: &RunArgs) -> Option<&'static str> {
+    let given = [
+        ("--job", args.job.is_some()),
+        ("--label", args.label),
+        ("--unbuffered", args.unbuffered),
+        ("--pty", args.pty),
+        ("--input", args.input != "all"),
+        ("--output", args.stdout.is_some()),
+        ("--error", args.stderr.is_some()),
+        ("--open-mode", args.open_mode.is_some()),
+        ("--kill-on-bad-exit", args.kill_on_bad_exit.is_some()),
+        ("--wait", args.wait.is_some()),
+        ("--immediate", args.immediate.is_some()),
+        ("--multi-prog", args.multi_prog),
+        ("--job-name", args.name.is_some()),
+    ];
+    let given = given.into_iter().find(|(_, given)| *given).map(|(flag, _)| flag);
+    given.or_else(|| args.request.of_the_whole().filter(|flag| *flag != "--env" && *flag != "--workdir"))
 }
 
 /// GPUs of a step by `--gres`.
@@ -209,6 +241,7 @@ struct Ground {
     /// The rank of the container that this runs in.
     own: Option<u32>,
     nodes: Vec<Node>,
+    groups: Groups,
     about: file_name::Job,
 }
 
@@ -264,17 +297,24 @@ fn of_message(job: &v1::Job, own: Option<u32>) -> Result<Ground> {
                 .hint(format!("`carrel show {}` says more", job.id)),
         );
     }
+    let request = job.request.clone().unwrap_or_default();
+    let counts: Vec<u32> = std::iter::once(request.nodes)
+        .chain(request.more.iter().map(|one| one.nodes))
+        .collect();
     let ranks = 0_u32..;
     let nodes = job.nodes.iter().zip(ranks).map(|(node, rank)| Node {
         name: node.node.clone(),
         rank,
         cpus: node.cpus,
         gpus: u32::try_from(node.gpus.len()).unwrap_or(u32::MAX),
+        memory: Some(node.memory_bytes),
     });
+    let nodes: Vec<Node> = nodes.collect();
     Ok(Ground {
         job: job.id,
         own,
-        nodes: nodes.collect(),
+        groups: Groups::of(&nodes, &counts),
+        nodes,
         about: file_name::Job {
             id: job.id,
             array: job
@@ -309,15 +349,18 @@ async fn inside(context: &Context) -> Result<Ground> {
     if number("SLURM_JOB_NUM_NODES") == Some(1) {
         let gpus = variable("CUDA_VISIBLE_DEVICES").map_or(0, |gpus| gpus.split(',').count());
         let array = variable("SLURM_ARRAY_JOB_ID").and_then(|array| array.parse().ok());
+        let nodes = vec![Node {
+            name: variable("CARREL_NODE").unwrap_or_default(),
+            rank: 0,
+            cpus: number("SLURM_CPUS_ON_NODE").unwrap_or(1),
+            gpus: u32::try_from(gpus).unwrap_or(u32::MAX),
+            memory: number("SLURM_MEM_PER_NODE").map(|mebibytes| u64::from(mebibytes) << 20),
+        }];
         return Ok(Ground {
             job: job.into(),
             own: Some(0),
-            nodes: vec![Node {
-                name: variable("CARREL_NODE").unwrap_or_default(),
-                rank: 0,
-                cpus: number("SLURM_CPUS_ON_NODE").unwrap_or(1),
-                gpus: u32::try_from(gpus).unwrap_or(u32::MAX),
-            }],
+            groups: Groups::of(&nodes, &[1]),
+            nodes,
             about: file_name::Job {
                 id: job.into(),
                 array: array.zip(number("SLURM_ARRAY_TASK_ID")),
@@ -336,9 +379,18 @@ async fn inside(context: &Context) -> Result<Ground> {
 
 /// With an allocation of its own.
 async fn alone(context: &Context, args: &RunArgs, signals: &mut Signals) -> Result<u8> {
-    let mut request = args.request.clone();
-    if let Some(StepGres::Gpus(gpus)) = &args.gres {
-        request.gpus_per_node = Some(gpus.clone());
+    let of = |args: &RunArgs| {
+        let mut request = args.request.clone();
+        if let Some(StepGres::Gpus(gpus)) = &args.gres {
+            request.gpus_per_node = Some(gpus.clone());
+        }
+        request
+    };
+    let mut request = of(args);
+    for other in &args.others {
+        let mut other = of(other);
+        other.drop_what_is_of_the_whole();
+        request.more.push(other);
     }
     let program = args.command.first().map_or("", String::as_str);
     let name = args.name.clone();
@@ -362,9 +414,17 @@ async fn alone(context: &Context, args: &RunArgs, signals: &mut Signals) -> Resu
 }
 
 /// What the step asks for, over what the allocation says.
-fn asked(args: &RunArgs, inside: bool) -> Asked {
+fn asked(args: &RunArgs, inside: bool, group: Option<u32>) -> Asked {
     let tasks = &args.request.tasks;
-    let env = |name: &str| number(name).filter(|_| inside);
+    // What was asked for of each component stands behind its number.
+    let group = group.filter(|_| number("SLURM_HET_SIZE").is_some());
+    let env = |name: &str| {
+        let value = match group {
+            Some(group) => number(&format!("{name}_HET_GROUP_{group}")),
+            None => number(name),
+        };
+        value.filter(|_| inside)
+    };
     let per_node = tasks.ntasks_per_node;
     let by_env = || match per_node {
         Some(_) => None,
@@ -433,16 +493,10 @@ fn nodes_for(args: &RunArgs, nodes: &[Node]) -> Result<Vec<Node>> {
 }
 
 async fn step(context: &Context, args: &RunArgs, place: Ground, signals: &mut Signals) -> Result<u8> {
-    let inside = place.own.is_some();
-    let nodes = nodes_for(args, &place.nodes)?;
-    let mut asked = asked(args, inside);
-    let mut parts = layout(&asked, &nodes);
-    if parts.is_err() && inside && args.request.tasks.cpus_per_task.is_none() {
-        // What the allocation was asked for with counts for as many tasks as it was asked for.
-        asked.cpus_per_task = 1;
-        parts = layout(&asked, &nodes).or(parts);
-    }
-    let parts = parts?;
+    let programs = programs_of(args, &place)?;
+    let mut parts: Vec<Part> = programs.iter().flat_map(|(.., parts)| parts.clone()).collect();
+    // They are asked in the order of the job.
+    parts.sort_by_key(|part| part.node.rank);
     let here = std::env::current_dir().context("cannot find the working directory")?;
     let elsewhere =
         parts.iter().any(|part| place.own != Some(part.node.rank)) || place.own.is_none_or(|own| own != 0);
@@ -452,7 +506,17 @@ async fn step(context: &Context, args: &RunArgs, place: Ground, signals: &mut Si
     } else {
         None
     };
-    let start = start(args, &asked, &place, &parts, &here)?;
+    let mut starts = programs
+        .iter()
+        .map(|(args, asked, own)| start(args, asked, &place, (&parts, own), &here));
+    let first_start = starts
+        .next()
+        .ok_or_else(|| CliError::failed("a step without a program"))??;
+    let mut others = BTreeMap::new();
+    for (other, (.., own)) in starts.zip(&programs[1..]) {
+        let other = other?;
+        others.extend(own.iter().map(|part| (part.node.rank, other.clone())));
+    }
     let first = place
         .nodes
         .first()
@@ -462,7 +526,8 @@ async fn step(context: &Context, args: &RunArgs, place: Ground, signals: &mut Si
     let step = Step {
         job: place.job,
         first,
-        start,
+        start: first_start,
+        others,
         input: input(args, &parts)?,
         parts,
         terminal: args.pty,
@@ -477,12 +542,54 @@ async fn step(context: &Context, args: &RunArgs, place: Ground, signals: &mut Si
     master::run(step, doors, signals).await
 }
 
-/// What all of the step's nodes are told.
+/// Programs of a step, once for each component that it runs on, with what it asks for, and its tasks there.
+type Programs<'a> = Vec<(&'a RunArgs, Asked, Vec<Part>)>;
+
+/// Deals out the tasks of a step's programs.
+fn programs_of<'a>(args: &'a RunArgs, place: &Ground) -> Result<Programs<'a>> {
+    let inside = place.own.is_some();
+    let all: Vec<&RunArgs> = std::iter::once(args).chain(&args.others).collect();
+    if all.len() > place.groups.count() {
+        return Err(CliError::failed(format!(
+            "the step has {} programs, and the job {} component{}",
+            all.len(),
+            place.groups.count(),
+            if place.groups.count() == 1 { "" } else { "s" }
+        ))
+        .hint("each program runs on a component of its own; --multi-prog runs several on the same nodes"));
+    }
+    let usual = (args.of_first_group && inside && number("SLURM_HET_SIZE").is_some()).then_some(0);
+    let groups: Vec<Option<&IndexSet>> = all.iter().map(|one| one.het_group.as_ref()).collect();
+    let mut programs: Programs<'a> = Vec::new();
+    let mut next = 0;
+    for (one, groups) in all.into_iter().zip(chosen(&groups, usual)?) {
+        let sets: Vec<(Option<u32>, Vec<Node>)> = match groups {
+            None => vec![(None, nodes_for(one, &place.nodes)?)],
+            Some(groups) => {
+                let of = |group: u32| Ok((Some(group), nodes_for(one, place.groups.nodes(group)?)?));
+                groups.into_iter().map(of).collect::<Result<_>>()?
+            }
+        };
+        for (group, nodes) in sets {
+            let mut asked = asked(one, inside, group);
+            let mut parts = deal(&asked, &nodes, &mut next);
+            if parts.is_err() && inside && one.request.tasks.cpus_per_task.is_none() {
+                // What the allocation was asked for with counts for as many tasks as it was asked for.
+                asked.cpus_per_task = 1;
+                parts = deal(&asked, &nodes, &mut next).or(parts);
+            }
+            programs.push((one, asked, parts?));
+        }
+    }
+    Ok(programs)
+}
+
+/// What all nodes of one of a step's programs are told: the step's parts, and those that are this one's.
 fn start(
     args: &RunArgs,
     asked: &Asked,
     place: &Ground,
-    parts: &[Part],
+    (parts, own_parts): (&[Part], &[Part]),
     here: &Path,
 ) -> Result<v1::StepStart> {
     let own = environment::own();
@@ -516,7 +623,7 @@ fn start(
     if let Some(address) = place.own.and_then(|_| own_address()) {
         env.insert("SLURM_LAUNCH_NODE_IPADDR".to_owned(), address);
     }
-    let nodes = u32::try_from(parts.len()).unwrap_or(u32::MAX).max(1);
+    let nodes = u32::try_from(own_parts.len()).unwrap_or(u32::MAX).max(1);
     let each = args.request.gpus_per_node.as_ref().map(|gpus| gpus.count);
     let gpus = match (&args.gres, &args.request.gpus) {
         (Some(StepGres::None), _) => Some(0),

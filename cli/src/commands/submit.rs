@@ -47,6 +47,9 @@ pub struct SubmitArgs {
     /// What of these was given: it counts over what a script says.
     #[arg(skip)]
     pub given: clap::ArgMatches,
+    /// The same of each component after the first.
+    #[arg(skip)]
+    pub more_given: Vec<clap::ArgMatches>,
 }
 
 /// Stands after "--" where a command is meant and no script: what clap leaves out of what it gives.
@@ -89,7 +92,13 @@ fn options_end(verb: &str, words: &[String]) -> usize {
     let Some(command) = cli.find_subcommand(verb) else {
         return words.len();
     };
-    let options = || command.get_arguments().chain(cli.get_arguments());
+    let options: Vec<&clap::Arg> = command.get_arguments().chain(cli.get_arguments()).collect();
+    options_end_of(&options, words)
+}
+
+/// The same where these are the options.
+pub fn options_end_of(options: &[&clap::Arg], words: &[String]) -> usize {
+    let options = || options.iter().copied();
     // Whether an option's value is the next word.
     let takes_next = |arg: &clap::Arg| arg.get_action().takes_values() && !arg.is_require_equals_set();
     let mut at = 0;
@@ -101,13 +110,16 @@ fn options_end(verb: &str, words: &[String]) -> usize {
             Some(long) if long.contains('=') => false,
             // srun and sbatch call the output's file so.
             Some("output") => true,
-            Some(long) => options()
-                .find(|arg| {
+            Some(long) => {
+                let names = |arg: &clap::Arg| -> Vec<String> {
                     let mut names = arg.get_long_and_visible_aliases().unwrap_or_default();
                     names.extend(arg.get_all_aliases().unwrap_or_default());
-                    names.contains(&long)
-                })
-                .is_some_and(takes_next),
+                    names.into_iter().map(str::to_owned).collect()
+                };
+                let exact = options().find(|arg| names(arg).iter().any(|name| name == long));
+                let begun = || options().find(|arg| names(arg).iter().any(|name| name.starts_with(long)));
+                exact.or_else(begun).is_some_and(takes_next)
+            }
             None => {
                 let mut letters = word[1..].chars();
                 let valued = letters.find_map(|letter| {
@@ -122,7 +134,7 @@ fn options_end(verb: &str, words: &[String]) -> usize {
 }
 
 /// Where the verb stands: the first word that is neither an option nor the value of one.
-fn verb_of(args: &[String]) -> Option<usize> {
+pub fn verb_of(args: &[String]) -> Option<usize> {
     let mut at = 1;
     while let Some(arg) = args.get(at) {
         match arg.as_str() {
@@ -176,6 +188,7 @@ pub async fn run_as(context: &Context, args: SubmitArgs, face: Face) -> Result<u
     options
         .take(&args.given)
         .map_err(|error| CliError::usage(error.to_string()))?;
+    options.take_more(&args.more_given)?;
     if options.notebook_output.is_some() && !matches!(what, What::Notebook(..)) {
         return Err(
             CliError::usage("--notebook-output is for notebooks, and this is none")
@@ -183,7 +196,8 @@ pub async fn run_as(context: &Context, args: SubmitArgs, face: Face) -> Result<u
         );
     }
     notes.extend(options.noted.notes());
-    notes.extend(options.request.notes());
+    notes.extend(options.more.iter().flat_map(|one| one.noted.notes()));
+    notes.extend(options.request()?.notes());
     for note in notes {
         say(format_args!("carrel: {note}"));
     }
@@ -345,7 +359,7 @@ fn spec(
         image: context.config.image.clone().unwrap_or_default(),
         ..Default::default()
     };
-    let request = options.request();
+    let request = options.request()?;
     let mut spec = request.over(base)?;
     let workdir = options.workdir(here);
     let workdir = workdir
@@ -356,14 +370,13 @@ fn spec(
         "" => "/".to_owned(),
         path => path.to_owned(),
     };
-    let nodes = spec.resources.as_ref().map_or(1, |resources| resources.nodes);
     let exported = environment::exported(options.export.as_deref(), own)?;
     let exported = exported
         .into_iter()
         .map(|(name, value)| v1::EnvVar { name, value });
     let mut env: Vec<v1::EnvVar> = exported.collect();
     // What is said with --env counts over what is exported.
-    env.extend(environment::of_tasks(&request.tasks, nodes));
+    env.extend(environment::of_request(&request, spec.resources.as_ref()));
     env.append(&mut spec.env);
     spec.env = env;
     Ok(spec)

@@ -4,10 +4,10 @@ use clap::{Arg, ArgAction, Args as _, FromArgMatches as _};
 
 use super::Called;
 use super::sbatch::wrong;
-use crate::batch::{NotedArgs, parse_gres};
+use crate::batch::{NotedArgs, SubmitOptions, parse_gres};
 use crate::commands::alloc::{self, AllocArgs};
 use crate::error::Result;
-use crate::output;
+use crate::{components, output};
 use crate::terminal::say;
 use crate::units::GpuCount;
 
@@ -56,7 +56,8 @@ pub fn command() -> clap::Command {
 
 /// Runs it.
 pub async fn run(called: &Called, args: &[String]) -> Result<u8> {
-    let matches = match command().try_get_matches_from(args) {
+    let (words, others) = components::split(&[&command()], args);
+    let matches = match command().try_get_matches_from(words) {
         Ok(matches) => matches,
         Err(error) if !error.use_stderr() => return output::text(error.render()).map(|()| 0),
         Err(error) => return Err(wrong("salloc", &error)),
@@ -66,6 +67,13 @@ pub async fn run(called: &Called, args: &[String]) -> Result<u8> {
     if let Some(gres) = matches.get_one::<GpuCount>("gres") {
         args.request.gpus_per_node = Some(gres.clone());
     }
+    let others = others.iter().map(|one| components::component(one));
+    let mut components = SubmitOptions {
+        request: args.request.clone(),
+        ..SubmitOptions::default()
+    };
+    components.take_more(&others.collect::<std::result::Result<Vec<_>, _>>().map_err(read)?)?;
+    args.request = components.request()?;
     let mail = MAIL.iter().filter(|name| matches.contains_id(name));
     for name in mail {
         say(format_args!(

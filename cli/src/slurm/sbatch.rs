@@ -6,7 +6,7 @@ use super::Called;
 use crate::batch::in_one_line;
 use crate::commands::submit::{self, Face, SubmitArgs};
 use crate::error::{CliError, Kind, Result};
-use crate::output;
+use crate::{components, output};
 
 /// What `--output` is: its default is not that of `carrel submit`.
 const OUTPUT: &str = "File of its output, in the working directory unless it is absolute; patterns: %j %x %u %N %A %a \
@@ -46,14 +46,19 @@ pub fn command() -> clap::Command {
 
 /// Runs it.
 pub async fn run(called: &Called, args: &[String]) -> Result<u8> {
+    let (args, others) = components::split(&[&command()], args);
     let matches = match command().try_get_matches_from(args) {
         Ok(matches) => matches,
         Err(error) if !error.use_stderr() => return output::text(error.render()).map(|()| 0),
         Err(error) => return Err(wrong("sbatch", &error)),
     };
+    let others = others.iter().map(|one| components::component(one));
+    let others = others.collect::<std::result::Result<Vec<_>, _>>();
+    let others = others.map_err(|error| wrong("sbatch", &error))?;
     let quiet = matches.get_flag("quiet");
     let mut args = SubmitArgs::from_arg_matches(&matches).map_err(|error| wrong("sbatch", &error))?;
     args.given = matches;
+    args.more_given = others;
     let submitted = Box::pin(submit::run_as(&called.context, args, Face::Sbatch { quiet })).await;
     submitted.map_err(|error| match error.kind {
         // What the broker has said.

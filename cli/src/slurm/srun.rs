@@ -67,8 +67,6 @@ const OTHERS: &[Opt] = &[
     refused(NONE, "uid", Value, "a step is its job's user's"),
     noted(NONE, "gres-flags", Value, "CPUs follow the GPUs"),
     noted(NONE, "tres-bind", Value, "CPUs follow the GPUs"),
-    noted(NONE, "het-group", Value, "a job is one group"),
-    noted(NONE, "pack-group", Value, "a job is one group"),
     noted(NONE, "interactive", Nothing, "--pty says it"),
     refused('L', "licenses", Value, "there are no licenses"),
     noted(NONE, "mail-type", Value, NO_MAIL),
@@ -135,7 +133,15 @@ const OTHERS: &[Opt] = &[
 
 /// Runs it.
 pub async fn run(called: &Called, args: &[String]) -> Result<u8> {
-    let (words, notes) = sift(args)?;
+    let (mut words, mut notes) = (Vec::new(), Vec::new());
+    for program in of_programs(args) {
+        let (kept, said) = sift(program)?;
+        if !words.is_empty() {
+            words.push(":".to_owned());
+        }
+        words.extend(kept);
+        notes.extend(said);
+    }
     if !words.iter().any(|word| word == "-Q" || word == "--quiet") {
         for note in notes {
             say(format_args!("srun: {note}"));
@@ -145,12 +151,28 @@ pub async fn run(called: &Called, args: &[String]) -> Result<u8> {
     let words = own.into_iter().chain(words.iter().map(OsString::from));
     match components::parse(words.collect()) {
         Ok(cli) => match cli.command {
-            Command::Run(args) => commands::run::run(&called.context, *args).await,
+            Command::Run(mut args) => {
+                args.of_first_group = true;
+                commands::run::run(&called.context, *args).await
+            }
             _ => Err(CliError::usage("this is no step")),
         },
         Err(error) if error.kind() == ErrorKind::DisplayHelp => output::text(error.to_string()).map(|()| 0),
         Err(error) => Err(wrong(batch::in_one_line(&error))),
     }
+}
+
+/// The words of each of a step's programs, with its options: between them stands a ':', and none behind "--".
+fn of_programs(args: &[String]) -> Vec<&[String]> {
+    let end = args.iter().position(|arg| arg == "--").unwrap_or(args.len());
+    let mut programs: Vec<&[String]> = Vec::new();
+    let mut from = 0;
+    for at in (0..end).filter(|at| args[*at] == ":" && at + 1 < args.len()) {
+        programs.push(&args[from..at]);
+        from = at + 1;
+    }
+    programs.push(&args[from..]);
+    programs
 }
 
 fn wrong(what: String) -> CliError {
@@ -316,8 +338,8 @@ mod tests {
             ),
             (
                 "--output x --het-group=0 --jobid 12 -J x echo --multi-prog",
-                "--output x --jobid 12 -J x echo --multi-prog",
-                1,
+                "--output x --het-group=0 --jobid 12 -J x echo --multi-prog",
+                0,
             ),
             (
                 "--ntasks 2 --exclusive --cpu-bind=q -- -x",

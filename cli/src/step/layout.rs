@@ -43,6 +43,8 @@ pub struct Node {
     pub cpus: u32,
     /// GPUs, slices or shares of them that the job has there.
     pub gpus: u32,
+    /// Memory that the job has there, bytes; none: it is not known.
+    pub memory: Option<u64>,
 }
 
 /// What a step asks for.
@@ -205,6 +207,7 @@ mod tests {
             rank: rank as u32,
             cpus: *cpus,
             gpus: *cpus,
+            memory: None,
         })
         .collect()
     }

@@ -63,6 +63,8 @@ pub struct Step {
     pub parts: Vec<Part>,
     /// What all nodes are told alike.
     pub start: v1::StepStart,
+    /// What some nodes are told in its place, by rank: those of the programs after the first.
+    pub others: BTreeMap<u32, v1::StepStart>,
     /// Input.
     pub input: Input,
     /// The first task has this program's terminal.
@@ -164,12 +166,13 @@ async fn claim(
     }
     for (index, link) in links.iter_mut().enumerate() {
         let part = &step.parts[index];
+        let base = step.others.get(&part.node.rank).unwrap_or(&step.start);
         let start = v1::StepStart {
             ranks: part.ranks.clone(),
             node_index: u32::try_from(index).unwrap_or(u32::MAX),
             step: number,
             terminal: step.start.terminal.filter(|_| index == 0),
-            ..step.start.clone()
+            ..base.clone()
         };
         link.say(Says::Start(start)).await;
         number = Some(claimed(step, index, hears).await?);

@@ -8,6 +8,7 @@
 pub mod claims;
 pub mod file_name;
 pub mod frames;
+pub mod groups;
 pub mod layout;
 pub mod link;
 pub mod master;

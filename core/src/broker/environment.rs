@@ -21,6 +21,8 @@ const MASTER_PORTS: u64 = 20_000;
 const MASTER_PORTS_COUNT: u64 = 10_000;
 /// The user's own count where something else than one a node was asked for.
 const TASKS_PER_NODE: &str = "SLURM_TASKS_PER_NODE";
+/// Components that the job was asked for with.
+const HET_SIZE: &str = "SLURM_HET_SIZE";
 /// What programs tell interactive jobs by.
 const JOB_NAME: &str = "SLURM_JOB_NAME";
 
@@ -39,6 +41,12 @@ pub(super) fn of(state: &State, job: &Job, placed: &Placed, rank: usize) -> Vec<
     let list: Vec<&str> = nodes.iter().map(|part| part.node.as_str()).collect();
     let short = host_list::format(nodes.iter().map(|part| &part.node));
     let uid = state.users.get(&job.owner).map_or(0, |user| user.uid);
+    let groups = if missing(&env, HET_SIZE) {
+        Vec::new()
+    } else {
+        of_components(&env, job, nodes)
+    };
+    env.extend(groups);
     let mut put = |name: &str, value: String| env.push((name.to_owned(), value));
     put("CARREL_JOB_ID", job.id.to_string());
     put("CARREL_CLUSTER", state.settings.cluster_name.clone());
@@ -114,6 +122,46 @@ pub(super) fn of(state: &State, job: &Job, placed: &Placed, rank: usize) -> Vec<
         // Of whole nodes all that they have.
         let gpus: usize = nodes.iter().map(|part| part.gpus.len()).sum();
         put("SLURM_GPUS", gpus.to_string());
+    }
+    env
+}
+
+/// What each component of a job has, where it was asked for as several: Slurm's names, with the component's number
+/// behind. To Slurm components are jobs of their own, and here the job has one number.
+fn of_components(own: &[(String, String)], job: &Job, nodes: &[NodeAllocation]) -> Vec<(String, String)> {
+    let mut env = Vec::new();
+    let mut rest = nodes;
+    for (group, component) in job.request.components().enumerate() {
+        let Some((part, others)) = rest.split_at_checked(component.nodes as usize) else {
+            break;
+        };
+        rest = others;
+        let mut put = |name: &str, value: String| {
+            let name = format!("{name}_HET_GROUP_{group}");
+            if !own.iter().any(|(known, _)| *known == name) {
+                env.push((name, value));
+            }
+        };
+        let list = host_list::format(part.iter().map(|part| &part.node));
+        put("SLURM_JOB_ID", job.id.to_string());
+        put("SLURM_JOBID", job.id.to_string());
+        put("SLURM_JOB_NAME", job.name.clone());
+        put("SLURM_JOB_NODELIST", list.clone());
+        put("SLURM_NODELIST", list);
+        put("SLURM_JOB_NUM_NODES", part.len().to_string());
+        put("SLURM_NNODES", part.len().to_string());
+        let cpus = part.iter().map(|part| &part.cpus);
+        put("SLURM_JOB_CPUS_PER_NODE", host_list::in_short(cpus));
+        if let Some(first) = part.first() {
+            put("SLURM_MEM_PER_NODE", (first.memory_bytes >> 20).to_string());
+            if !first.gpus.is_empty() {
+                put("SLURM_GPUS_PER_NODE", first.gpus.len().to_string());
+            }
+        }
+        put(TASKS_PER_NODE, host_list::in_short(part.iter().map(|_| &1)));
+        put("SLURM_JOB_PARTITION", job.terms.partition.to_string());
+        put("SLURM_JOB_ACCOUNT", job.terms.account.to_string());
+        put("SLURM_JOB_QOS", job.terms.qos.to_string());
     }
     env
 }

@@ -132,7 +132,7 @@ fn a_whole_node_is_promised_for_when_it_is_idle() {
         world.sound();
     }
     assert_eq!(world.amounts(waits), [(8, 104, 1 << 40)]);
-    assert_eq!(world.job(waits).placed().expect("placed").started, promised);
+    assert!(world.job(waits).placed().expect("placed").started <= promised);
 }
 
 #[test]
@@ -153,7 +153,7 @@ fn a_whole_node_counts_for_its_gpus() {
         world.broker.state.accounts.insert(account.name.clone(), Arc::new(account));
     };
     set(&mut world, 10);
-    let mut on = |spec: SessionSpec, name: &str, world: &mut World| {
+    let on = |spec: SessionSpec, name: &str, world: &mut World| {
         let mut spec = spec;
         spec.terms.account = Some(account.clone());
         world.open("alice", open(name, spec)).1
@@ -185,7 +185,7 @@ fn all_of_a_node_give_way_to_a_whole_node() {
     let jobs: Vec<JobId> = (0..3).map(|_| world.submit("alice", lent(600))).collect();
     world.settle(&["n1"]);
     world.wait(Duration::from_mins(20));
-    world.must(Input::Tick);
+    world.settle(&["n1"]);
     let (_, alone) = world.open("bob", open("alone", whole(60, 1)));
     for job in &jobs {
         assert_eq!(world.state(*job), JobState::Completing, "{}", world.reason(alone));

@@ -20,6 +20,8 @@ pub const REQUESTS: Target = Target {
                 nvlink: true,
                 cpus_per_node: 16,
                 memory_bytes_per_node: 64 << 30,
+                exclusive: true,
+                all_memory: true,
                 unit: Some(v1::GpuUnitRequest {
                     unit: Some(v1::gpu_unit_request::Unit::MigProfile("1g.10gb".into())),
                 }),
