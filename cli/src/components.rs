@@ -6,8 +6,8 @@ use std::ffi::OsString;
 use clap::error::ErrorKind;
 use clap::{CommandFactory as _, FromArgMatches as _, Parser as _};
 
-use crate::cli::{Cli, Command};
 use crate::batch::SubmitOptions;
+use crate::cli::{Cli, Command};
 use crate::commands::{run, submit};
 use crate::request::RequestArgs;
 
@@ -73,7 +73,10 @@ fn batch(words: &[String], verb: usize) -> Result<Cli, clap::Error> {
     let words = submit::prepare(words).into_iter().map(Into::into);
     let mut cli = parse_plain(words.collect())?;
     if let Command::Submit(submit) = &mut cli.command {
-        submit.more_given = others.iter().map(|one| component(one)).collect::<Result<_, _>>()?;
+        submit.more_given = others
+            .iter()
+            .map(|one| component(one))
+            .collect::<Result<_, _>>()?;
     }
     Ok(cli)
 }
@@ -110,7 +113,10 @@ pub fn component(words: &[String]) -> Result<clap::ArgMatches, clap::Error> {
 fn programs(words: &[String], verb: usize) -> Result<Cli, clap::Error> {
     let (own, words) = words.split_at(verb + 1);
     let end = words.iter().position(|word| word == "--").unwrap_or(words.len());
-    let mut groups: Vec<Vec<String>> = words[..end].split(|word| word == COLON).map(<[String]>::to_vec).collect();
+    let mut groups: Vec<Vec<String>> = words[..end]
+        .split(|word| word == COLON)
+        .map(<[String]>::to_vec)
+        .collect();
     if groups.iter().skip(1).any(Vec::is_empty) {
         // A colon is what it is.
         groups = vec![words[..end].to_vec()];
@@ -186,7 +192,9 @@ mod tests {
 
     #[test]
     fn batch_jobs_have_components_before_their_script() {
-        let Command::Submit(submit) = parsed("carrel submit -n1 -c 4 : -N2 --gpus-per-node 2 : -c1 a.sh : -N9") else {
+        let Command::Submit(submit) =
+            parsed("carrel submit -n1 -c 4 : -N2 --gpus-per-node 2 : -c1 a.sh : -N9")
+        else {
             panic!("a batch job");
         };
         assert_eq!(submit.what, ["a.sh", ":", "-N9"]);
@@ -194,7 +202,10 @@ mod tests {
         assert_eq!(submit.more_given.len(), 2);
         let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
         assert_eq!(
-            split(&[&SubmitOptions::parser()], &words("-J x : --time 5 : -W -- echo : x")),
+            split(
+                &[&SubmitOptions::parser()],
+                &words("-J x : --time 5 : -W -- echo : x")
+            ),
             (words("-J x -- echo : x"), vec![words("--time 5"), words("-W")])
         );
         assert!(component(&words("--nonsense 3")).is_err());
@@ -214,7 +225,10 @@ mod tests {
         for line in ["carrel run sh -c :", "carrel run -- a : b"] {
             assert!(run(line).others.is_empty(), "{line}");
         }
-        let args = "carrel run a : --label b".split(' ').map(OsString::from).collect();
+        let args = "carrel run a : --label b"
+            .split(' ')
+            .map(OsString::from)
+            .collect();
         let error = parse(args).expect_err("of the step").to_string();
         assert!(error.contains("--label"), "{error}");
     }

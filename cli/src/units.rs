@@ -166,7 +166,11 @@ pub fn parse_gpus_or_none(text: &str) -> Result<GpuCount, String> {
     };
     let gpus = read_gpus(text, none)?;
     // Of none it does not matter what each would be.
-    Ok(if gpus.count == 0 { GpuCount::default() } else { gpus })
+    Ok(if gpus.count == 0 {
+        GpuCount::default()
+    } else {
+        gpus
+    })
 }
 
 fn read_gpus(text: &str, count: impl Fn(&str) -> Result<u32, String>) -> Result<GpuCount, String> {

@@ -49,3 +49,4 @@ mod terminals;
 mod tidy;
 mod transfer;
 mod users;
+mod whole;

@@ -22,6 +22,7 @@ pub(super) async fn list_qos(call: Call, _: ListQosRequest) -> Result<ListQosRes
         limits: Some((&qos.limits).into()),
         per_user: Some((&qos.per_user).into()),
         usage_milli: qos.usage_milli,
+        grace_s: qos.grace.map(|grace| grace.as_secs()),
         held: Some(held(state, &Holder::Qos(qos.name.clone()), now)),
     };
     Ok(ListQosResponse {

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use carrel_core::broker::{Input, JobUpdate};
+use carrel_core::broker::{Input, JobUpdate, MailEdit};
+use carrel_core::model::mail::BadMailType;
 use carrel_core::model::time::Timestamp;
 use carrel_proto::convert::ConvertError;
 use carrel_proto::v1::{Job, UpdateJobRequest};
@@ -28,6 +29,11 @@ pub(super) async fn update_job(call: Call, request: UpdateJobRequest) -> Result<
         Some(conditions) => Some(call.settled(conditions).await?),
         None => None,
     };
+    let types = request.mail_type.map(|text| text.parse()).transpose();
+    let mail = MailEdit {
+        types: types.map_err(|error: BadMailType| invalid(error.to_string()))?,
+        to: request.mail_user,
+    };
     let update = JobUpdate {
         hold: request.hold,
         nice: request.nice,
@@ -36,6 +42,7 @@ pub(super) async fn update_job(call: Call, request: UpdateJobRequest) -> Result<
         time_limit: request.time_limit_s.map(Duration::from_secs),
         conditions,
         throttle: request.array_throttle,
+        mail: (mail != MailEdit::default()).then_some(mail),
     };
     call.input(Input::UpdateJob(call.asker.caller.clone(), name.clone(), update))
         .await?;

@@ -56,19 +56,34 @@ impl SubmitOptions {
             ("--array", other(self.array.as_ref(), one.array.as_ref())),
             ("--output", other(self.stdout.as_ref(), one.stdout.as_ref())),
             ("--error", other(self.stderr.as_ref(), one.stderr.as_ref())),
-            ("--open-mode", other(self.open_mode.as_ref(), one.open_mode.as_ref())),
+            (
+                "--open-mode",
+                other(self.open_mode.as_ref(), one.open_mode.as_ref()),
+            ),
             ("--notebook-output", one.notebook_output.is_some()),
             ("--export", other(self.export.as_ref(), one.export.as_ref())),
             ("--requeue", one.requeue && !self.requeue),
             ("--no-requeue", one.no_requeue && !self.no_requeue),
-            ("--mail-type", other(self.mail_type.as_ref(), one.mail_type.as_ref())),
-            ("--mail-user", other(self.mail_user.as_ref(), one.mail_user.as_ref())),
+            (
+                "--mail-type",
+                other(self.mail_type.as_ref(), one.mail_type.as_ref()),
+            ),
+            (
+                "--mail-user",
+                other(self.mail_user.as_ref(), one.mail_user.as_ref()),
+            ),
             ("--wait", one.wait && !self.wait),
             ("--parsable", one.parsable && !self.parsable),
             ("--test-only", one.test_only && !self.test_only),
-            ("--begin", other(self.start.begin.as_ref(), one.start.begin.as_ref())),
+            (
+                "--begin",
+                other(self.start.begin.as_ref(), one.start.begin.as_ref()),
+            ),
             ("--hold", one.start.hold && !self.start.hold),
-            ("--dependency", other(self.start.dependency.as_ref(), one.start.dependency.as_ref())),
+            (
+                "--dependency",
+                other(self.start.dependency.as_ref(), one.start.dependency.as_ref()),
+            ),
         ];
         let given = given.into_iter().find(|(_, given)| *given).map(|(flag, _)| flag);
         given.or_else(|| self.request.said_otherwise(&one.request))
@@ -104,7 +119,10 @@ mod tests {
         let given = [crate::components::component(&words("--gpus 8")).expect("options")];
         options.take_more(&given).expect("taken");
         let request = resources(&options).expect("a request");
-        assert_eq!((request.nodes, request.cpus_per_node, request.more.len()), (1, 4, 2));
+        assert_eq!(
+            (request.nodes, request.cpus_per_node, request.more.len()),
+            (1, 4, 2)
+        );
         assert_eq!((request.more[0].nodes, request.more[0].gpus_per_node), (2, 4));
         assert!(request.more[1].exclusive && !request.exclusive);
     }
@@ -118,7 +136,9 @@ mod tests {
             ("-o x", "--output"),
             ("--image other", "--image"),
         ] {
-            let options = of_script(&format!("#SBATCH -t 4 -J one --image a\n#SBATCH hetjob\n#SBATCH {line}\n"));
+            let options = of_script(&format!(
+                "#SBATCH -t 4 -J one --image a\n#SBATCH hetjob\n#SBATCH {line}\n"
+            ));
             let error = options.request().expect_err(line);
             assert!(error.message.starts_with(flag), "{error}");
         }

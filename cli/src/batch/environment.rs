@@ -197,8 +197,13 @@ pub fn of_request(request: &RequestArgs, resources: Option<&v1::ResourceRequest>
     }
     let mut put = |name: String, value: String| env.push(v1::EnvVar { name, value });
     let components = std::iter::once(request).chain(&request.more);
-    put("SLURM_HET_SIZE".to_owned(), components.clone().count().to_string());
-    let more = resources.map(|resources| resources.more.as_slice()).unwrap_or_default();
+    put(
+        "SLURM_HET_SIZE".to_owned(),
+        components.clone().count().to_string(),
+    );
+    let more = resources
+        .map(|resources| resources.more.as_slice())
+        .unwrap_or_default();
     let nodes = std::iter::once(nodes).chain(more.iter().map(|one| one.nodes));
     for ((group, one), nodes) in components.enumerate().zip(nodes) {
         for variable in of_tasks(&one.tasks, nodes) {

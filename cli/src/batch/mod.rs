@@ -629,7 +629,9 @@ mod tests {
 
     #[test]
     fn what_means_nothing_here_is_noted() {
-        let notes = layers(&["--comment=slow --wckey=k --hint=compute_bound"]).noted.notes();
+        let notes = layers(&["--comment=slow --wckey=k --hint=compute_bound"])
+            .noted
+            .notes();
         assert_eq!(notes.len(), 3);
         assert!(notes[0].starts_with("--comment is ignored"), "{notes:?}");
         let more = layers(&["--ntasks-per-core=1 -M all --x11 -S 2 -k --priority 3 --time-min=1"]);

@@ -26,7 +26,7 @@ use crate::step::output::Place;
 use crate::step::signals::Signals;
 use crate::step::{file_name, master, programs, window};
 use crate::terminal;
-use crate::units::GpuCount;
+use crate::units::{self, GpuCount};
 
 /// Run a command over the tasks of an allocation: a step.
 ///
@@ -115,7 +115,12 @@ pub struct RunArgs {
     )]
     pub relative: u32,
     /// On which of the job's components: 0,2; several programs with ':' between them run on one each
-    #[arg(long, visible_alias = "pack-group", value_name = "GROUPS", help_heading = "The step")]
+    #[arg(
+        long,
+        visible_alias = "pack-group",
+        value_name = "GROUPS",
+        help_heading = "The step"
+    )]
     pub het_group: Option<IndexSet>,
     /// CMD is a file that says which tasks run what: lines `0-3,8 PROGRAM [ARGUMENT…]`; %t is the task, %o its place there
     #[arg(long, help_heading = "The step")]
@@ -176,7 +181,11 @@ pub fn of_the_step(args: &RunArgs) -> Option<&'static str> {
         ("--job-name", args.name.is_some()),
     ];
     let given = given.into_iter().find(|(_, given)| *given).map(|(flag, _)| flag);
-    given.or_else(|| args.request.of_the_whole().filter(|flag| *flag != "--env" && *flag != "--workdir"))
+    given.or_else(|| {
+        args.request
+            .of_the_whole()
+            .filter(|flag| *flag != "--env" && *flag != "--workdir")
+    })
 }
 
 /// GPUs of a step by `--gres`.
@@ -556,7 +565,7 @@ fn programs_of<'a>(args: &'a RunArgs, place: &Ground) -> Result<Programs<'a>> {
             place.groups.count(),
             if place.groups.count() == 1 { "" } else { "s" }
         ))
-        .hint("each program runs on a component of its own; --multi-prog runs several on the same nodes"));
+        .hint("each program runs on a component of its own; --multi-prog runs several on the same nodes, and -- stands before a command that has a ':' of its own"));
     }
     let usual = (args.of_first_group && inside && number("SLURM_HET_SIZE").is_some()).then_some(0);
     let groups: Vec<Option<&IndexSet>> = all.iter().map(|one| one.het_group.as_ref()).collect();
@@ -578,10 +587,39 @@ fn programs_of<'a>(args: &'a RunArgs, place: &Ground) -> Result<Programs<'a>> {
                 asked.cpus_per_task = 1;
                 parts = deal(&asked, &nodes, &mut next).or(parts);
             }
-            programs.push((one, asked, parts?));
+            let parts = parts?;
+            must_have_memory(one, &asked, &parts, place.job)?;
+            programs.push((one, asked, parts));
         }
     }
     Ok(programs)
+}
+
+/// Refuses a step that asks for more memory than the job has on one of its nodes. Steps share what there is.
+fn must_have_memory(args: &RunArgs, asked: &Asked, parts: &[Part], job: u64) -> Result<()> {
+    let tasks = &args.request.tasks;
+    for Part { node, ranks } in parts {
+        let count = u64::try_from(ranks.len()).unwrap_or(u64::MAX);
+        let by_cpus = tasks
+            .mem_per_cpu
+            .map(|each| each.saturating_mul(u64::from(asked.cpus_per_task.max(1)).saturating_mul(count)));
+        let by_gpus = tasks
+            .mem_per_gpu
+            .map(|each| each.saturating_mul(u64::from(node.gpus)));
+        // All of it is what there is.
+        let wanted = args.request.mem.or(by_cpus).or(by_gpus).unwrap_or(0);
+        let Some(has) = node.memory.filter(|has| wanted > *has) else {
+            continue;
+        };
+        return Err(CliError::failed(format!(
+            "Unable to create step for job {job}: Memory required by task is not available: {} on {}, and the job has {} there",
+            units::bytes(wanted),
+            node.name,
+            units::bytes(has)
+        ))
+        .hint("ask the job for more with --mem, or the step for less: steps share the job's memory"));
+    }
+    Ok(())
 }
 
 /// What all nodes of one of a step's programs are told: the step's parts, and those that are this one's.

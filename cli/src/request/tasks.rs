@@ -219,7 +219,13 @@ mod tests {
 
     #[test]
     fn zero_is_none_of_gpus_and_all_of_memory() {
-        for line in ["--gpus 0", "--gpus-per-node=0", "--gpus h100:0", "-G0", "--gpus-per-node gpu:0"] {
+        for line in [
+            "--gpus 0",
+            "--gpus-per-node=0",
+            "--gpus h100:0",
+            "-G0",
+            "--gpus-per-node gpu:0",
+        ] {
             assert_eq!(asked(line), (1, 0, 0, 0), "{line}");
             assert_eq!(resources(line).gpu_model, "", "{line}");
         }
@@ -230,9 +236,14 @@ mod tests {
         let some = resources("--mem 10G");
         assert_eq!((some.all_memory, some.memory_bytes_per_node), (false, 10 << 30));
         let base = spec("--mem 0 --exclusive").expect("understood");
-        let later = crate::request::tests::args("--mem 1G").over(base).expect("understood");
+        let later = crate::request::tests::args("--mem 1G")
+            .over(base)
+            .expect("understood");
         let later = later.resources.expect("resources");
-        assert_eq!((later.exclusive, later.all_memory, later.memory_bytes_per_node), (true, false, 1 << 30));
+        assert_eq!(
+            (later.exclusive, later.all_memory, later.memory_bytes_per_node),
+            (true, false, 1 << 30)
+        );
         for line in ["--mem 0X", "--mem-per-cpu 0", "--gpus-per-task 0", "--gpus 0.0"] {
             assert!(super::super::tests::read(line).is_err(), "{line}");
         }

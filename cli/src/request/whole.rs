@@ -27,9 +27,9 @@ impl FromStr for Exclusive {
             return Ok(Self::Nodes);
         }
         let among = AMONG.into_iter().find(|word| *word == text);
-        among.map(Self::Among).ok_or_else(|| {
-            format!("{text:?} is not known: --exclusive without a word asks for whole nodes")
-        })
+        among
+            .map(Self::Among)
+            .ok_or_else(|| format!("{text:?} is not known: --exclusive without a word asks for whole nodes"))
     }
 }
 
@@ -82,9 +82,16 @@ mod tests {
         assert!(request.exclusive && !request.all_memory);
         assert_eq!((request.nodes, request.gpus_per_node), (2, 2));
         let request = resources("--exclusive --mem 4G -c 8");
-        assert_eq!((request.cpus_per_node, request.memory_bytes_per_node), (8, 4 << 30));
+        assert_eq!(
+            (request.cpus_per_node, request.memory_bytes_per_node),
+            (8, 4 << 30)
+        );
         assert!(!resources("--exclusive=user").exclusive);
-        let note = "user".parse::<Exclusive>().expect("known").note().expect("a note");
+        let note = "user"
+            .parse::<Exclusive>()
+            .expect("known")
+            .note()
+            .expect("a note");
         assert!(note.starts_with("--exclusive=user is ignored"), "{note}");
         assert!("nonsense".parse::<Exclusive>().is_err());
     }

@@ -7,9 +7,9 @@ use super::sbatch::wrong;
 use crate::batch::{NotedArgs, SubmitOptions, parse_gres};
 use crate::commands::alloc::{self, AllocArgs};
 use crate::error::Result;
-use crate::{components, output};
 use crate::terminal::say;
 use crate::units::GpuCount;
+use crate::{components, output};
 
 /// Options of sbatch's that say nothing here.
 const MAIL: [&str; 2] = ["mail-type", "mail-user"];

@@ -122,7 +122,14 @@ mod tests {
             let nodes = groups.nodes(group).expect("a component");
             nodes.iter().map(|node| node.name.clone()).collect()
         };
-        assert_eq!((names(0), names(1), names(2)), (vec!["n0".into()], vec!["n1".into(), "n2".into()], vec!["n3".into()]));
+        assert_eq!(
+            (names(0), names(1), names(2)),
+            (
+                vec!["n0".into()],
+                vec!["n1".into(), "n2".into()],
+                vec!["n3".into()]
+            )
+        );
         let error = groups.nodes(3).expect_err("there are three");
         assert!(error.message.contains("has 3 components"), "{error}");
         assert_eq!(Groups::of(&nodes(2), &[]).count(), 1);
@@ -133,9 +140,15 @@ mod tests {
         let set = |text: &str| text.parse::<IndexSet>().expect("numbers");
         assert_eq!(chosen(&[None], None).expect("one"), [None]);
         assert_eq!(chosen(&[None], Some(0)).expect("the first"), [Some(vec![0])]);
-        assert_eq!(chosen(&[None, None], Some(0)).expect("each its own"), [Some(vec![0]), Some(vec![1])]);
+        assert_eq!(
+            chosen(&[None, None], Some(0)).expect("each its own"),
+            [Some(vec![0]), Some(vec![1])]
+        );
         let both = set("0,2");
-        assert_eq!(chosen(&[Some(&both), None], None).expect("apart"), [Some(vec![0, 2]), Some(vec![1])]);
+        assert_eq!(
+            chosen(&[Some(&both), None], None).expect("apart"),
+            [Some(vec![0, 2]), Some(vec![1])]
+        );
         assert!(chosen(&[None, Some(&both)], None).is_err());
     }
 

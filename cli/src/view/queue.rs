@@ -82,6 +82,8 @@ pub struct Qos {
     /// None: all.
     accounts: Vec<String>,
     usage_factor: f64,
+    /// Between the terminate signal and the kill of a job that gives way; null: as for all jobs.
+    grace_s: Option<u64>,
     limits: Limits,
     user_limits: Limits,
     held: Held,
@@ -260,6 +262,7 @@ impl From<v1::Qos> for Qos {
             preempts: qos.preempts,
             accounts: qos.accounts,
             usage_factor: f64::from(qos.usage_milli) / 1_000.0,
+            grace_s: qos.grace_s,
             limits: limits(qos.limits),
             user_limits: limits(qos.per_user),
             held: held(qos.held),

@@ -101,6 +101,8 @@ pub struct QosEdit {
     pub priority: Option<u32>,
     /// How its jobs give way; none inside: they never do.
     pub preemptible: Option<Option<Preemption>>,
+    /// Between the terminate signal and the kill of a job that gives way; none inside: as for all jobs.
+    pub grace: Option<Option<Duration>>,
     /// Whether its jobs may have preemptible ones end.
     pub preempts: Option<bool>,
     /// Who may use it; empty: everybody.

@@ -144,7 +144,11 @@ fn variants(request: &ResourceRequest) -> Vec<ResourceRequest> {
         });
     }
     // Whole nodes with fewer GPUs are no less of a node.
-    let mut fewer = if request.exclusive { 0 } else { request.gpus_per_node };
+    let mut fewer = if request.exclusive {
+        0
+    } else {
+        request.gpus_per_node
+    };
     while fewer > 1 {
         fewer = fewer.next_power_of_two() / 2;
         let part = |amount: u64| amount * u64::from(fewer) / u64::from(request.gpus_per_node);

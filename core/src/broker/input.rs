@@ -11,7 +11,7 @@ use crate::model::audit::{AuditRecord, Origin};
 use crate::model::batch::{Output, Place};
 use crate::model::ids::{BadName, JobId, JobKey, NodeName, SessionId, SessionName, UserName};
 use crate::model::job::Sent;
-use crate::model::mail::MailWish;
+use crate::model::mail::{MailTypes, MailWish};
 use crate::model::node::Observed;
 use crate::model::resources::ResourceRequest;
 use crate::model::session::{SessionSpec, Share};
@@ -148,6 +148,17 @@ pub struct JobUpdate {
     pub conditions: Option<Conditions>,
     /// Of an array: so many of it run at once at most, whether they wait or run; 0: as many as there is room for.
     pub throttle: Option<u32>,
+    /// Of a batch job, whether it waits or runs: what mail is sent of it, and to whom.
+    pub mail: Option<MailEdit>,
+}
+
+/// What is to be changed of a batch job's mail.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MailEdit {
+    /// Of what it is sent.
+    pub types: Option<MailTypes>,
+    /// To whom; empty: the job's owner, by name.
+    pub to: Option<String>,
 }
 
 /// Everything that can happen to a broker.

@@ -293,7 +293,8 @@ impl State {
     /// Takes note of when a user is to hear that his job's time runs out, and forgets what was noted of its former self.
     /// What is past already is not told of any more: it was, or a broker was away.
     pub(super) fn count_time_parts(&mut self, old: Option<&Job>, job: &Job) {
-        if job.batch.as_ref().is_none_or(|batch| batch.mail.is_none()) {
+        let has_wish = |job: &Job| job.batch.as_ref().is_some_and(|batch| batch.mail.is_some());
+        if !has_wish(job) && !old.is_some_and(has_wish) {
             return;
         }
         for (at, part) in old.map(time_parts).unwrap_or_default() {

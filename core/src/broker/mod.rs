@@ -60,7 +60,9 @@ pub use found::{FoundJob, FoundPart, found_jobs, found_on};
 pub use headroom::ByModel;
 pub use idle::{IdleEnd, IdlePolicy, JobUse, LastUse, UsedBy};
 pub use index::Aside;
-pub use input::{Caller, FeatureChange, Input, JobUpdate, OpenSession, Reply, SessionRef, SignIn, SubmitJob};
+pub use input::{
+    Caller, FeatureChange, Input, JobUpdate, MailEdit, OpenSession, Reply, SessionRef, SignIn, SubmitJob,
+};
 pub use mail::Mail;
 pub use order::{Priority, all_standings};
 pub use queued::{Queued, Reasons, queued};

@@ -620,7 +620,7 @@ proptest! {
             all
         };
         let mut all = hosts(false);
-        let request = ResourceRequest { 
+        let request = ResourceRequest {
             nodes, cpus_per_node: cpus, nvlink, exclusive, all_memory,
             unit: if exclusive { UnitRequest::Whole } else { unit(milli) },
             ..request(gpus)

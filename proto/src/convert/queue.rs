@@ -115,6 +115,7 @@ impl TryFrom<v1::EditQosRequest> for Edit {
             description: edit.description,
             priority: edit.priority,
             preemptible,
+            grace: edit.grace.map(|grace| grace.seconds.map(Duration::from_secs)),
             preempts: edit.preempts,
             accounts: edit.accounts.map(|list| names(list.names)).transpose()?,
             limits: limits(edit.limits)?,

@@ -217,12 +217,16 @@ fn part_breach(request: &ResourceRequest, part: &NodeAllocation, host: &Host) ->
             part.cpus, part.memory_bytes
         ));
     }
-    let sound = has.gpus.iter().filter(|gpu| gpu.mig.is_none() && gpu.drained.is_none());
+    let sound = has
+        .gpus
+        .iter()
+        .filter(|gpu| gpu.mig.is_none() && gpu.drained.is_none());
     let wanted = request.gpus_per_node as usize;
     if request.exclusive {
         let all: BTreeSet<GpuUnit> = sound.map(|gpu| gpu.uuid.clone().into()).collect();
         let held: BTreeSet<GpuUnit> = part.gpus.iter().cloned().collect();
-        let right = |unit: &&GpuUnit| gpu_of(has, &unit.gpu).is_some_and(|(_, gpu)| is_wanted(request, unit, gpu));
+        let right =
+            |unit: &&GpuUnit| gpu_of(has, &unit.gpu).is_some_and(|(_, gpu)| is_wanted(request, unit, gpu));
         if all != held || held.iter().filter(right).count() < wanted {
             return Some(format!("it has {} GPUs of a whole node", held.len()));
         }

@@ -16,7 +16,10 @@ pub enum Setting<T> {
 }
 
 /// Reads a value, or "none".
-fn setting<T>(text: &str, read: impl FnOnce(&str) -> Result<T, String>) -> Result<Setting<T>, String> {
+pub(super) fn setting<T>(
+    text: &str,
+    read: impl FnOnce(&str) -> Result<T, String>,
+) -> Result<Setting<T>, String> {
     match text {
         "none" => Ok(Setting::None),
         text => read(text)

@@ -4,7 +4,7 @@ use carrel_proto::v1;
 use carrel_proto::v1::edit_qos_request::Edit;
 use clap::{Subcommand, ValueEnum};
 
-use super::limits::{self, LimitArgs, UserLimitArgs};
+use super::limits::{self, LimitArgs, Setting, UserLimitArgs};
 use super::{not_there, tell};
 use crate::context::Context;
 use crate::error::Result;
@@ -16,7 +16,7 @@ use crate::{output, view};
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     carrel admin qos add urgent --priority 800 --max-gpus 16 --accounts physics,biology\n  \
-    carrel admin qos add scavenger --preemptible requeue --usage 0.1\n  \
+    carrel admin qos add scavenger --preemptible requeue --grace 120 --usage 0.1\n  \
     carrel admin qos set normal --user-max-gpus 8")]
 pub struct QosArgs {
     /// What to do.
@@ -70,6 +70,9 @@ pub struct EditArgs {
     /// Whether its jobs give way to others that need their GPUs [default: never]
     #[arg(long, value_enum, value_name = "HOW")]
     pub preemptible: Option<Preemptible>,
+    /// Seconds between the terminate signal and the kill of its jobs that give way; "none": as for all jobs [default: none]
+    #[arg(long, value_name = "SECONDS", value_parser = parse_grace)]
+    pub grace: Option<Setting<u64>>,
     /// Whether its batch jobs may have preemptible ones end; interactive jobs always may [default: false]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub preempts: Option<bool>,
@@ -97,6 +100,15 @@ fn parse_usage(text: &str) -> Result<u32, String> {
         return Err("the factor is 0 to 100".to_owned());
     }
     Ok((factor * 1_000.0).round() as u32)
+}
+
+/// Seconds, or "none".
+fn parse_grace(text: &str) -> Result<Setting<u64>, String> {
+    let seconds = |text: &str| {
+        text.parse()
+            .map_err(|_| format!("{text:?} is no number of seconds, and not \"none\""))
+    };
+    limits::setting(text, seconds)
 }
 
 /// Runs the verb.
@@ -141,6 +153,12 @@ impl EditArgs {
             limits: Some(self.limits.edit()),
             per_user: Some(LimitArgs::from(self.per_user).edit()),
             usage_milli: self.usage,
+            grace: self.grace.map(|grace| v1::Grace {
+                seconds: match grace {
+                    Setting::To(seconds) => Some(seconds),
+                    Setting::None => None,
+                },
+            }),
         }
     }
 }
@@ -208,6 +226,10 @@ async fn show(context: &Context, name: &str) -> Result<u8> {
         ("description", qos.description.clone()),
         ("priority", qos.priority.to_string()),
         ("preemption", preemption(&qos)),
+        (
+            "grace",
+            qos.grace_s.map(|grace| format!("{grace} s")).unwrap_or_default(),
+        ),
         ("accounts", qos.accounts.join(", ")),
         (
             "use counts",

@@ -222,7 +222,9 @@ pub const FIELDS: &[Field<Line>] = &[
         of_qos(line, |qos| preempt_mode(qos).to_owned())
     }),
     none("PreemptExemptTime", "PreemptExemptTime", 19),
-    none("GraceTime", "GraceTime", 10),
+    field("GraceTime", "GraceTime", 10, |line| {
+        of_qos(line, |qos| words::clock(qos.grace_s.unwrap_or(0)))
+    }),
     none("Flags", "Flags", 50),
     none("UsageThreshold", "UsageThres", 10),
     field("UsageFactor", "UsageFactor", 11, |line| {

@@ -1,5 +1,6 @@
 //! `scontrol update`: changes of jobs that wait, of arrays, and of nodes.
 
+use carrel_core::model::mail::{BadMailType, MailTypes};
 use carrel_proto::v1;
 
 use super::super::{Called, job};
@@ -133,12 +134,19 @@ fn update(pairs: &[(String, String)], limit: Option<u64>) -> Result<v1::UpdateJo
             // Slurm's way to say so.
             "priority" if value == "0" => update.hold = Some(true),
             "hold" => update.hold = Some(matches!(value.to_ascii_lowercase().as_str(), "1" | "yes")),
-            "comment" | "admincomment" | "extra" | "wckey" | "mailtype" | "mailuser" | "requeue" => {
+            "mailtype" => {
+                let types: MailTypes = value
+                    .parse()
+                    .map_err(|error: BadMailType| wrong(&error.to_string()))?;
+                update.mail_type = Some(types.to_string());
+            }
+            "mailuser" => update.mail_user = Some(value.clone()),
+            "comment" | "admincomment" | "extra" | "wckey" | "requeue" => {
                 say(format_args!("scontrol: {key} is ignored: it is not kept"));
             }
             other => {
                 return Err(CliError::usage(format!("{other} of a job cannot be changed here")).hint(
-                    "Nice, TimeLimit, StartTime, Dependency, ArrayTaskThrottle and Priority=0 can, while it waits",
+                    "Nice, TimeLimit, StartTime, Dependency, ArrayTaskThrottle, MailType, MailUser and Priority=0 can, while it waits",
                 ));
             }
         }
@@ -214,6 +222,12 @@ mod tests {
             (Some(5), Some(3_600), Some(3))
         );
         assert_eq!(change.conditions.map(|all| all.dependencies.len()), Some(1));
+        let mail = read("JobId=12 MailType=end,fail MailUser=me@example.org", None).expect("read");
+        assert_eq!(
+            (mail.mail_type.as_deref(), mail.mail_user.as_deref()),
+            (Some("END,FAIL"), Some("me@example.org"))
+        );
+        assert!(read("JobId=12 MailType=sometimes", None).is_err());
         let more = read("job 12 TimeLimit+=30", Some(600)).expect("read");
         assert_eq!(more.time_limit_s, Some(2_400));
         assert_eq!(

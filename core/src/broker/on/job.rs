@@ -3,13 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::broker::input::{Caller, JobUpdate};
+use crate::broker::input::{Caller, JobUpdate, MailEdit};
 use crate::broker::names::out_of_reach;
 use crate::broker::{Broker, Call, Named, Reject, RejectKind, Reply, State};
 use crate::model::array::JobRef;
 use crate::model::audit::Action;
+use crate::model::batch::Batch;
 use crate::model::ids::JobId;
+use crate::model::indices::IndexSet;
 use crate::model::job::{Hold, Job, Phase};
+use crate::model::mail::{MailTypes, MailWish};
 use crate::model::start::{Conditions, Dependency, MAX_DEPENDENCIES};
 use crate::model::terms::MAX_NICE;
 use crate::model::time::Timestamp;
@@ -49,6 +52,21 @@ impl Broker {
             }
             let rest = JobUpdate {
                 throttle: None,
+                ..update.clone()
+            };
+            return if rest == JobUpdate::default() {
+                Ok(Reply::Done)
+            } else {
+                self.on_update_job(now, caller, name, &rest)
+            };
+        }
+        if let Some(edit) = &update.mail {
+            self.change_mail(name, &jobs, tasks.as_ref(), edit)?;
+            if foreign {
+                self.audit(caller, Action::JobUpdate, format!("job {name}"), "mail");
+            }
+            let rest = JobUpdate {
+                mail: None,
                 ..update.clone()
             };
             return if rest == JobUpdate::default() {
@@ -132,6 +150,58 @@ impl Broker {
         self.put_deadline(&changed, placed, deadline);
         if job.owner != caller.user {
             self.audit(caller, Action::JobUpdate, format!("job {}", job.id), "time limit");
+        }
+        Ok(())
+    }
+
+    /// What mail is sent of batch jobs from now on, of what is not over.
+    fn change_mail(
+        &mut self,
+        name: &JobRef,
+        jobs: &[Arc<Job>],
+        tasks: Option<&IndexSet>,
+        edit: &MailEdit,
+    ) -> Result<(), Reject> {
+        let live: Vec<&Arc<Job>> = jobs.iter().filter(|job| !job.state().is_final()).collect();
+        if live.is_empty() {
+            let state = jobs.last().map_or("over", |job| job.state().name());
+            let why = format!("job {name} is over: it is {state}");
+            return Err(Reject::new(RejectKind::WrongState, why).hint("no more mail is sent of it"));
+        }
+        for job in live {
+            let Some(batch) = &job.batch else {
+                let why = format!("job {name} is no batch job: no mail is sent of it");
+                return Err(Reject::new(RejectKind::WrongState, why));
+            };
+            let known = batch.mail.clone();
+            let known = known.unwrap_or_else(|| MailWish {
+                types: MailTypes::default(),
+                to: String::new(),
+            });
+            let wish = MailWish {
+                types: edit.types.clone().unwrap_or(known.types),
+                to: edit.to.clone().unwrap_or(known.to),
+            };
+            if let Some(wrong) = wish.wrong() {
+                return Err(Reject::new(RejectKind::Invalid, wrong));
+            }
+            // To whom is kept for when it is said of what.
+            let mail = Some(wish).filter(|wish| !wish.types.events.is_empty() || !wish.to.is_empty());
+            if mail == batch.mail {
+                continue;
+            }
+            let batch = Arc::new(Batch {
+                mail,
+                ..(**batch).clone()
+            });
+            let apart = match tasks {
+                Some(tasks) if matches!(job.phase, Phase::Pending) => self.set_apart(job, tasks),
+                Some(_) | None => Arc::clone(job),
+            };
+            self.put_job(Job {
+                batch: Some(batch),
+                ..(*apart).clone()
+            });
         }
         Ok(())
     }

@@ -1,5 +1,7 @@
 //! Qualities of service.
 
+use std::time::Duration;
+
 use super::accounts::{must_be_few, record, unknown};
 use super::limits::{limits_text, must_be_at_most, must_be_description};
 use crate::broker::change::Change;
@@ -13,6 +15,8 @@ use crate::queue::Holder;
 
 /// QOS that there may be.
 const MAX_QOS: usize = 1_000;
+/// Longest time in which a job may go on that gives way: who it gives way to waits for it.
+const MAX_GRACE: Duration = Duration::from_hours(24);
 /// What is used may count a hundredfold.
 const MAX_USAGE_MILLI: u32 = 100_000;
 
@@ -34,6 +38,7 @@ impl Broker {
             description,
             priority,
             preemptible,
+            grace,
             preempts,
             accounts,
             limits,
@@ -57,6 +62,13 @@ impl Broker {
             qos.usage_milli = usage;
         }
         qos.preemptible = preemptible.unwrap_or(qos.preemptible);
+        if let Some(grace) = grace {
+            if grace.is_some_and(|grace| grace > MAX_GRACE) {
+                let why = "the grace of jobs that give way is a day at most";
+                return Err(Reject::new(RejectKind::Invalid, why));
+            }
+            qos.grace = grace;
+        }
         qos.preempts = preempts.unwrap_or(qos.preempts);
         if qos.preempts && qos.preemptible.is_some() {
             let why = format!("QOS {name} would have others end, and give way itself");
@@ -70,7 +82,9 @@ impl Broker {
             None if qos.preempts => ", has others give way",
             None => "",
         };
-        let detail = format!("priority {}{gives_way}", qos.priority)
+        let grace = qos.grace.filter(|_| qos.preemptible.is_some());
+        let grace = grace.map_or(String::new(), |grace| format!(" within {} s", grace.as_secs()));
+        let detail = format!("priority {}{gives_way}{grace}", qos.priority)
             + &limits_text("all jobs", &qos.limits)
             + &limits_text("each user's", &qos.per_user);
         self.audit(caller, Action::QosPut, format!("QOS {name}"), detail);

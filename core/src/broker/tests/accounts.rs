@@ -123,12 +123,27 @@ fn what_is_set_is_kept_and_what_is_not_named_stays() {
     let qos = QosEdit {
         priority: Some(500),
         preemptible: Some(Some(Preemption::Requeue)),
+        grace: Some(Some(Duration::from_mins(2))),
         usage_milli: Some(250),
         ..QosEdit::default()
     };
     world
         .edit(Edit::Qos(name("scavenger"), Way::Add, qos))
         .expect("a QOS");
+    let grace = |grace| QosEdit {
+        grace: Some(grace),
+        ..QosEdit::default()
+    };
+    let days = Edit::Qos(name("scavenger"), Way::Set, grace(Some(Duration::from_hours(25))));
+    assert!(world.edit(days).is_err());
+    let known = world.broker.state().qos[&name::<QosName>("scavenger")].clone();
+    assert_eq!(known.grace, Some(Duration::from_mins(2)));
+    let none = Edit::Qos(name("scavenger"), Way::Set, grace(None));
+    world.edit(none).expect("as for all jobs");
+    assert_eq!(
+        world.broker.state().qos[&name::<QosName>("scavenger")].grace,
+        None
+    );
     let partition = PartitionEdit {
         only: Some(Some([node("n1")].into())),
         qos: Some(Some(name("scavenger"))),

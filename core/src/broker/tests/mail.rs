@@ -238,3 +238,54 @@ fn an_array_begins_once_and_ends_once() {
     }
     assert_eq!(told.len(), 2, "{told:?}");
 }
+
+#[test]
+fn what_mail_is_sent_can_be_changed_while_a_job_waits_or_runs() {
+    let mut told = Post::new(&["n1"]);
+    let id = told.submit("BEGIN,TIME_LIMIT_50", None);
+    let change = |types: Option<&str>, to: Option<&str>| {
+        let mail = MailEdit {
+            types: types.map(|text| text.parse().expect("types")),
+            to: to.map(str::to_owned),
+        };
+        let update = JobUpdate {
+            mail: Some(mail),
+            ..JobUpdate::default()
+        };
+        Input::UpdateJob(caller("alice"), id.into(), update)
+    };
+    told.must(change(None, Some("bob@example.org")));
+    told.see(id, ObservedPhase::Ready, None);
+    let sent: Vec<&str> = told.sent.iter().map(|mail| mail.to.as_str()).collect();
+    assert_eq!(sent, ["bob@example.org"]);
+    // Of what is over of its time nobody hears who has taken it back; of its end, who has asked for it.
+    told.must(change(Some("END"), None));
+    assert_eq!(told.world.broker.state().time_parts.len(), 0);
+    told.must(change(Some("TIME_LIMIT_80"), Some("")));
+    assert_eq!(told.world.broker.state().time_parts.len(), 1);
+    told.must(change(Some("NONE"), None));
+    assert_eq!(told.world.broker.state().time_parts.len(), 0);
+    assert!(
+        told.world
+            .job(id)
+            .batch
+            .as_ref()
+            .is_some_and(|batch| batch.mail.is_none())
+    );
+    let wrong = told
+        .world
+        .handle(change(None, Some("two words")))
+        .expect_err("nobody");
+    assert!(wrong.message.contains("two words"), "{}", wrong.message);
+    let mut small = gpus(0);
+    small.request.nvlink = false;
+    let (_, session) = told.world.open("alice", open("dev", small));
+    let update = JobUpdate {
+        mail: Some(MailEdit::default()),
+        ..JobUpdate::default()
+    };
+    let wrong = told
+        .world
+        .handle(Input::UpdateJob(caller("alice"), session.into(), update));
+    assert!(wrong.expect_err("no batch job").message.contains("no batch job"));
+}

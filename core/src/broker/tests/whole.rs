@@ -96,7 +96,10 @@ fn counts_are_the_least_that_a_whole_node_has() {
     assert!(refused.contains("fewer than 105 CPUs"), "{refused}");
     let mut shared = whole(60, 1);
     shared.request.gpus_per_node = 1;
-    shared.request.unit = UnitRequest::Share { milli: 500, sharing: None };
+    shared.request.unit = UnitRequest::Share {
+        milli: 500,
+        sharing: None,
+    };
     let refused = world.handle(Input::OpenSession(caller("bob"), open("shared", shared)));
     let refused = refused.expect_err("it makes no sense").message;
     assert!(refused.contains("--exclusive"), "{refused}");
@@ -124,7 +127,11 @@ fn a_whole_node_is_promised_for_when_it_is_idle() {
     let (_, long) = world.open("alice", open("long", for_minutes(60, 1)));
     assert_eq!(world.state(short), JobState::Configuring);
     assert_eq!(world.state(long), JobState::Pending);
-    assert!(world.reason(long).starts_with("Priority"), "{}", world.reason(long));
+    assert!(
+        world.reason(long).starts_with("Priority"),
+        "{}",
+        world.reason(long)
+    );
     for _ in 0..8 {
         world.wait(Duration::from_mins(10));
         world.must(Input::Tick);
@@ -150,7 +157,11 @@ fn a_whole_node_counts_for_its_gpus() {
                 .into(),
             ..Account::new(account.clone())
         };
-        world.broker.state.accounts.insert(account.name.clone(), Arc::new(account));
+        world
+            .broker
+            .state
+            .accounts
+            .insert(account.name.clone(), Arc::new(account));
     };
     set(&mut world, 10);
     let on = |spec: SessionSpec, name: &str, world: &mut World| {
@@ -164,7 +175,10 @@ fn a_whole_node_counts_for_its_gpus() {
     let second = on(whole(60, 1), "second", &mut world);
     assert_eq!(world.state(second), JobState::Pending);
     let why = world.reason(second);
-    assert!(why.contains("8 of the 10 GPUs") && why.contains("wants 8"), "{why}");
+    assert!(
+        why.contains("8 of the 10 GPUs") && why.contains("wants 8"),
+        "{why}"
+    );
     let two = on(for_minutes(5, 2), "two", &mut world);
     assert_eq!(world.state(two), JobState::Configuring);
 }
@@ -194,4 +208,51 @@ fn all_of_a_node_give_way_to_a_whole_node() {
     world.must(Input::Tick);
     assert_eq!(world.amounts(alone), [(8, 104, 1 << 40)]);
     world.sound();
+}
+
+/// What each component has is told with its number, and only where components were asked for as such.
+#[test]
+fn components_are_told_apart_in_the_environment() {
+    let mut world = World::new(&["n1", "n2", "n3"]);
+    let mut spec = for_minutes(60, 0);
+    spec.request.more = vec![ResourceRequest {
+        nodes: 2,
+        gpus_per_node: 4,
+        cpus_per_node: 8,
+        memory_bytes_per_node: 2 << 30,
+        ..ResourceRequest::default()
+    }];
+    let variables = |world: &mut World, name: &str, spec: &SessionSpec| -> BTreeMap<String, String> {
+        let (_, id) = world.open("alice", open(name, spec.clone()));
+        let job = world.job(id).clone();
+        let placed = job.placed().expect("placed");
+        environment::of(world.broker.state(), &job, placed, 0)
+            .into_iter()
+            .collect()
+    };
+    let plain = variables(&mut world, "plain", &spec);
+    assert!(plain.keys().all(|name| !name.contains("HET")));
+    for (variable, value) in [
+        ("SLURM_HET_SIZE", "2"),
+        ("SLURM_TASKS_PER_NODE_HET_GROUP_1", "4(x2)"),
+    ] {
+        spec.env.insert(variable.to_owned(), value.to_owned());
+    }
+    let het = variables(&mut world, "het", &spec);
+    let all = het["CARREL_NODES"].clone();
+    let first = all.split(',').next().expect("a node");
+    for (name, value) in [
+        ("SLURM_JOB_NODELIST_HET_GROUP_0", first),
+        ("SLURM_JOB_NUM_NODES_HET_GROUP_0", "1"),
+        ("SLURM_JOB_NUM_NODES_HET_GROUP_1", "2"),
+        ("SLURM_JOB_CPUS_PER_NODE_HET_GROUP_1", "8(x2)"),
+        ("SLURM_MEM_PER_NODE_HET_GROUP_1", "2048"),
+        ("SLURM_GPUS_PER_NODE_HET_GROUP_1", "4"),
+        ("SLURM_TASKS_PER_NODE_HET_GROUP_0", "1"),
+        ("SLURM_TASKS_PER_NODE_HET_GROUP_1", "4(x2)"),
+        ("SLURM_JOB_NUM_NODES", "3"),
+    ] {
+        assert_eq!(het.get(name).map(String::as_str), Some(value), "{name}");
+    }
+    assert_eq!(het["SLURM_JOB_ID_HET_GROUP_1"], het["SLURM_JOB_ID"]);
 }
