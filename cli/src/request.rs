@@ -162,15 +162,15 @@ impl RequestArgs {
         let mut other = other.clone();
         let (own, terms) = (&self.terms, &mut other.terms);
         // What is said alike is said once.
-        forget(&mut other.time, &self.time);
-        forget(&mut other.image, &self.image);
-        forget(&mut other.workdir, &self.workdir);
-        forget(&mut other.signal, &self.signal);
-        forget(&mut terms.account, &own.account);
-        forget(&mut terms.qos, &own.qos);
-        forget(&mut terms.partition, &own.partition);
-        forget(&mut terms.reservation, &own.reservation);
-        forget(&mut terms.nice, &own.nice);
+        forget(&mut other.time, self.time.as_ref());
+        forget(&mut other.image, self.image.as_ref());
+        forget(&mut other.workdir, self.workdir.as_ref());
+        forget(&mut other.signal, self.signal.as_ref());
+        forget(&mut terms.account, own.account.as_ref());
+        forget(&mut terms.qos, own.qos.as_ref());
+        forget(&mut terms.partition, own.partition.as_ref());
+        forget(&mut terms.reservation, own.reservation.as_ref());
+        forget(&mut terms.nice, own.nice.as_ref());
         other.env.retain(|one| !self.env.contains(one));
         other.mount.retain(|one| !self.mount.contains(one));
         other.root &= !self.root;
@@ -421,8 +421,8 @@ impl RequestArgs {
 }
 
 /// Drops a value that is another's, too.
-fn forget<T: PartialEq>(value: &mut Option<T>, other: &Option<T>) {
-    if value == other {
+fn forget<T: PartialEq>(value: &mut Option<T>, other: Option<&T>) {
+    if value.as_ref() == other {
         *value = None;
     }
 }
