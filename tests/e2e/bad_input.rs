@@ -25,7 +25,7 @@ const USAGE: i32 = 2;
 fn numbers() {
     let cluster = shared::cluster();
     let requests = [
-        "--gpus 0",
+        "--gpus-per-task 0",
         "--gpus -1",
         "--gpus 1.5",
         "--gpus 1e9",
@@ -34,7 +34,7 @@ fn numbers() {
         "-N -3",
         "-c 0",
         "-c -1",
-        "--mem 0",
+        "--mem-per-cpu 0",
         "--mem -1G",
         "--mem 99999999999999999999T",
         "--mem 12Q",

@@ -128,7 +128,7 @@ fn exit_codes() {
     let code = |args: &[&str]| run(carrel(&fake, args)).code;
     assert_eq!(code(&["show", "nobody"]), Some(3));
     assert_eq!(code(&["show", "99"]), Some(3));
-    assert_eq!(code(&["alloc", "--gpus", "0"]), Some(2));
+    assert_eq!(code(&["alloc", "--gpus-per-task", "0"]), Some(2));
     assert_eq!(code(&["alloc", "--name", "Not A Name"]), Some(2));
     assert_eq!(code(&["frobnicate"]), Some(2));
     assert_eq!(code(&["--help"]), Some(0));
