@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use carrel_core::agent::{GpuReading, Input, Reading};
+use carrel_core::model::activity::HostUse;
 use carrel_core::model::gpu_unit::GpuUnit;
 use carrel_core::model::ids::JobKey;
 use carrel_proto::v1::InitStatus;
@@ -22,6 +23,8 @@ use crate::runtime::Runtime;
 const NVML_TIMEOUT: Duration = Duration::from_secs(20);
 /// Longest wait for carrel-init's word: one that hangs is asked again at the next look.
 const INIT_TIMEOUT: Duration = Duration::from_secs(2);
+/// Between two looks at CPU time and memory: some files of each job's cgroup, tens of microseconds.
+const HOST_USE_EVERY: Duration = Duration::from_secs(1);
 /// carrel-inits that are asked at once: they answer within a millisecond.
 const ASKED_AT_ONCE: usize = 16;
 
@@ -64,12 +67,46 @@ pub(crate) async fn run(looks: Looks, cancel: CancellationToken) {
     }
 }
 
+/// Looks at what jobs use of CPUs and memory, until cancelled: more often than at the rest, because memory comes and
+/// goes, and what is between two looks is not seen.
+pub(crate) async fn run_host_use(
+    runtime: Runtime,
+    held: watch::Receiver<Held>,
+    inputs: mpsc::Sender<Input>,
+    cancel: CancellationToken,
+) {
+    loop {
+        tokio::select! {
+            // Both only wait.
+            () = cancel.cancelled() => return,
+            () = tokio::time::sleep(HOST_USE_EVERY) => {}
+        }
+        let keys: Vec<JobKey> = held.borrow().keys().copied().collect();
+        if keys.is_empty() {
+            continue;
+        }
+        let runtime = runtime.clone();
+        let read = move || keys.into_iter().map(|key| (key, runtime.host_use(key))).collect();
+        let asked = tokio::task::spawn_blocking(read);
+        tokio::select! {
+            // What is dropped is a look that nobody waits for any more.
+            () = cancel.cancelled() => return,
+            asked = asked => match asked {
+                Ok(used) => if inputs.send(Input::HostUse(used)).await.is_err() {
+                    return;
+                },
+                Err(error) => tracing::error!(%error, "looking at jobs' CPU time and memory broke"),
+            }
+        }
+    }
+}
+
 /// One job that is up.
 struct Job {
     key: JobKey,
     units: Vec<GpuUnit>,
     status: InitStatus,
-    cpu_us: Option<u64>,
+    host: HostUse,
     processes: BTreeSet<u32>,
 }
 
@@ -91,7 +128,7 @@ impl Looks {
             let units = job.units.into_iter();
             let gpus = units.map(|unit| (unit, loads.next().unwrap_or(GpuReading::Unknown)));
             let reading = Reading {
-                cpu_us: job.cpu_us,
+                cpu_us: job.host.cpu_us(),
                 gpus: gpus.collect(),
                 input_ago_ms: job.status.idle_ms,
                 connection_ago_ms: job.status.connection_idle_ms,
@@ -107,7 +144,7 @@ impl Looks {
         let status = status.ok()?.ok().filter(|status| status.ready)?;
         let runtime = self.runtime.clone();
         // Whose processes they are matters where jobs have a GPU together.
-        let cpu_us = tokio::task::spawn_blocking(move || runtime.cpu_time(key));
+        let host = tokio::task::spawn_blocking(move || runtime.host_use(key));
         let processes = if units.is_empty() {
             Vec::new()
         } else {
@@ -117,7 +154,7 @@ impl Looks {
             key,
             units,
             status,
-            cpu_us: cpu_us.await.ok().flatten(),
+            host: host.await.unwrap_or_default(),
             processes: processes
                 .into_iter()
                 .filter_map(|pid| pid.try_into().ok())

@@ -197,6 +197,12 @@ pub async fn run(config: Config, membership: Membership, cancel: CancellationTok
         inputs: inputs.clone(),
         every: config.measure_every,
     };
+    tasks.spawn(activity::run_host_use(
+        looks.runtime.clone(),
+        looks.held.clone(),
+        looks.inputs.clone(),
+        cancel.clone(),
+    ));
     tasks.spawn(activity::run(looks, cancel.clone()));
     tasks.spawn(discovery::run(
         through,
@@ -361,6 +367,9 @@ impl Service {
             }
             RuntimeEvent::Exited { key, code } => {
                 let exit = self.runtime.exit(key, Some(code));
+                // Before its end: the report of that has it.
+                self.handle(Input::Container(key, ContainerEvent::Used(exit.host)))
+                    .await;
                 let event = ContainerEvent::Exited {
                     code: exit.code,
                     out_of_memory: exit.out_of_memory,

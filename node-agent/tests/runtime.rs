@@ -91,17 +91,21 @@ fn process_1_finds_its_environment_limits_and_files() {
             }
             let key = spec.record.key;
             assert_eq!(events.next().await, RuntimeEvent::Exited { key, code: 3 });
-            let exit = Exit {
-                code: Some(3),
-                out_of_memory: false,
-                command: false,
+            let Some(ContainerState::Ended(exit)) = rig.state(key).await else {
+                panic!("it has ended");
             };
-            assert_eq!(rig.state(key).await, Some(ContainerState::Ended(exit)));
+            assert_eq!(
+                (exit.code, exit.out_of_memory, exit.command),
+                (Some(3), false, false)
+            );
+            assert!(exit.host.cpu_us().is_some(), "{exit:?}");
             assert!(
                 rig.runtime.create(&spec, &rig.progress()).await.is_err(),
                 "what has run is not started again"
             );
-            assert_eq!(rig.runtime.remove(key).await.unwrap(), exit);
+            let removed = rig.runtime.remove(key).await.unwrap();
+            assert_eq!((removed.code, removed.out_of_memory), (Some(3), false));
+            assert!(removed.host.cpu_us() >= exit.host.cpu_us(), "{removed:?}");
             rig.assert_gone(key).await;
             assert_eq!(
                 rig.runtime.remove(key).await.unwrap(),
@@ -250,14 +254,13 @@ fn running_out_of_memory_is_told() {
                 "{seen:?}"
             );
             assert!(!rig.ended(key).await.contains("survived"));
+            let exit = rig.runtime.remove(key).await.unwrap();
             assert_eq!(
-                rig.runtime.remove(key).await.unwrap(),
-                Exit {
-                    code: Some(137),
-                    out_of_memory: true,
-                    command: false,
-                }
+                (exit.code, exit.out_of_memory, exit.command),
+                (Some(137), true, false)
             );
+            // Its memory is gone, and the kernel's mark tells that it was all that it had.
+            assert!((24 << 20..=33 << 20).contains(&exit.host.peak_bytes), "{exit:?}");
             rig.assert_gone(key).await;
         },
     );

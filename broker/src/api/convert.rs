@@ -6,7 +6,7 @@ use carrel_core::broker::{
     JobUse, State, node_state, node_view, output_files, queue_position, rank_detail, session_state,
     state_reason,
 };
-use carrel_core::model::activity::Used;
+use carrel_core::model::activity::{HostUse, Used};
 use carrel_core::model::batch::{Batch, DEFAULT_ARRAY_OUTPUT, DEFAULT_OUTPUT, OutputOf};
 use carrel_core::model::cpus::Binding;
 use carrel_core::model::gpu_unit::{GpuUnit, Isolation, Slice};
@@ -86,6 +86,7 @@ pub fn job_because(state: &State, job: &Job, position: Option<usize>, reason: St
         Phase::Placed(_) | Phase::Pending => (None, None),
     };
     let session = job.session.and_then(|id| state.sessions.get(&id));
+    let host_use = state.host_use(job);
     v1::Job {
         id: job.id.0,
         name: job.name.clone(),
@@ -98,7 +99,7 @@ pub fn job_because(state: &State, job: &Job, position: Option<usize>, reason: St
         deadline_ms: placed.map(|placed| placed.deadline.millis()),
         ended_ms: ended.map(Timestamp::millis),
         nodes: placed
-            .map(|placed| allocation(state, job, placed))
+            .map(|placed| allocation(state, job, placed, &host_use))
             .unwrap_or_default(),
         exit_code,
         session: job.session.map_or(0, |id| id.0),
@@ -123,6 +124,7 @@ pub fn job_because(state: &State, job: &Job, position: Option<usize>, reason: St
         measured: measured_use(job.last_placed().map(Placed::used).unwrap_or_default().values()),
         array: array_with_counts(state, job),
         keeps_off: keeps_off(state, job),
+        host_use: host_use_in_all(job, &host_use),
     }
 }
 
@@ -145,6 +147,36 @@ pub fn measured_use<'a>(used: impl Iterator<Item = &'a Used>) -> Option<v1::Meas
     (sum.measured > 0).then(|| v1::MeasuredUse {
         used_gpu_hours: sum.busy as f64 / GPU_HOUR,
         measured_gpu_hours: sum.measured as f64 / GPU_HOUR,
+    })
+}
+
+/// What a job has used of CPUs and memory over its nodes; absent: nothing was measured.
+fn host_use_in_all(job: &Job, host_use: &[HostUse]) -> Option<v1::HostUseInAll> {
+    let placed = job.last_placed()?;
+    let measured = || {
+        let all = host_use.iter().enumerate().zip(&placed.allocation.nodes);
+        all.filter(|((_, host), _)| !host.is_nothing())
+    };
+    // Of several that are alike the first.
+    let ((most_rank, most), most_on) = measured().rev().max_by_key(|((_, host), _)| host.peak_bytes)?;
+    let ((least_rank, least), least_on) = measured().min_by_key(|((_, host), _)| host.cpu_us())?;
+    let mut sum = v1::HostUse::default();
+    for ((_, host), _) in measured() {
+        sum.cpu_user_us = sum.cpu_user_us.saturating_add(host.user_us);
+        sum.cpu_system_us = sum.cpu_system_us.saturating_add(host.system_us);
+        sum.memory_bytes = sum.memory_bytes.saturating_add(host.memory_bytes);
+        sum.memory_peak_bytes = sum.memory_peak_bytes.saturating_add(host.peak_bytes);
+    }
+    let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+    Some(v1::HostUseInAll {
+        sum: Some(sum),
+        nodes: count(measured().count()),
+        memory_peak_bytes: most.peak_bytes,
+        memory_peak_node: most_on.node.to_string(),
+        memory_peak_rank: count(most_rank),
+        cpu_least_us: least.cpu_us().unwrap_or(0),
+        cpu_least_node: least_on.node.to_string(),
+        cpu_least_rank: count(least_rank),
     })
 }
 
@@ -259,7 +291,7 @@ fn batch_message(state: &State, job: &Job, batch: &Batch) -> v1::Batch {
     }
 }
 
-fn allocation(state: &State, job: &Job, placed: &Placed) -> Vec<v1::NodeAllocation> {
+fn allocation(state: &State, job: &Job, placed: &Placed, host_use: &[HostUse]) -> Vec<v1::NodeAllocation> {
     let configuring = job.state() == JobState::Configuring;
     let part = |(rank, part): (usize, &NodeAllocation)| {
         let status = placed.ranks.get(rank).cloned().unwrap_or_default();
@@ -275,6 +307,10 @@ fn allocation(state: &State, job: &Job, placed: &Placed) -> Vec<v1::NodeAllocati
             cpuset: status.binding.cpus.to_string(),
             mems: status.binding.mems.to_string(),
             network: rank_network(status.network),
+            host_use: host_use
+                .get(rank)
+                .filter(|host| !host.is_nothing())
+                .map(|host| (*host).into()),
             progress: if configuring {
                 rank_detail(state, job, rank).unwrap_or_default()
             } else {

@@ -163,6 +163,7 @@ fn message(state: &State, job: &Job, now: Timestamp) -> HistoryJob {
         time_limit_s: message.time_limit_s,
         session: message.session,
         measured: message.measured,
+        host_use: message.host_use,
         array: message.array,
         request: message.request,
         cpus: placed

@@ -73,6 +73,10 @@ pub struct Row {
     pub session: u64,
     /// It is the batch step of this.
     pub step: bool,
+    /// What it has used of CPUs and memory; none: that was not measured.
+    pub host_use: Option<v1::HostUseInAll>,
+    /// How measured memory is written.
+    pub units: words::Units,
 }
 
 impl Row {
@@ -110,6 +114,8 @@ impl Row {
             priority: None,
             session: job.session,
             step: false,
+            host_use: job.host_use,
+            units: words::Units::default(),
         }
     }
 
@@ -147,6 +153,8 @@ impl Row {
             priority: None,
             session: job.session,
             step: false,
+            host_use: job.host_use,
+            units: words::Units::default(),
         }
     }
 
@@ -520,6 +528,21 @@ pub mod tests {
             deadline_ms: Some(5_600_000),
             time_limit_s: 3_600,
             nodes: vec![node("n1"), node("n2")],
+            host_use: Some(v1::HostUseInAll {
+                sum: Some(v1::HostUse {
+                    cpu_user_us: 90_500_000,
+                    cpu_system_us: 9_541_000,
+                    memory_bytes: 3 << 20,
+                    memory_peak_bytes: 6 << 20,
+                }),
+                nodes: 2,
+                memory_peak_bytes: (4 << 20) + 4_096,
+                memory_peak_node: "n2".into(),
+                memory_peak_rank: 1,
+                cpu_least_us: 40_000_000,
+                cpu_least_node: "n1".into(),
+                cpu_least_rank: 0,
+            }),
             request: Some(v1::ResourceRequest {
                 nodes: 2,
                 gpus_per_node: 2,

@@ -195,6 +195,9 @@ fn past(job: &Row) -> Value {
             "start": seconds(job.start_ms.filter(|_| job.started)).unwrap_or(0),
             "submission": seconds(Some(job.submitted_ms)),
             "suspended": 0,
+            "system": time(job.cpu_times().1),
+            "total": time(job.cpu_times().0.saturating_add(job.cpu_times().1)),
+            "user": time(job.cpu_times().0),
         },
         "tres": {"requested": requested, "allocated": allocated},
         "user": job.user,
@@ -212,9 +215,37 @@ fn step(job: &Row) -> Value {
             "elapsed": job.elapsed_s,
             "start": number(seconds(job.start_ms)),
             "end": number(seconds(job.ended_ms)),
+            "system": time(job.cpu_times().1),
+            "total": time(job.cpu_times().0.saturating_add(job.cpu_times().1)),
+            "user": time(job.cpu_times().0),
         },
         "tasks": {"count": job.node_count()},
-        "tres": {"allocated": tres(&job.allocated_tres())},
+        "tres": {"allocated": tres(&job.allocated_tres()), "requested": used(job)},
+    })
+}
+
+/// A time of microseconds.
+fn time(micros: u64) -> Value {
+    json!({"seconds": micros / 1_000_000, "microseconds": micros % 1_000_000})
+}
+
+/// What Slurm calls the step's requested TRES: what it used. CPU time in milliseconds, memory in bytes.
+fn used(step: &Row) -> Value {
+    let Some(used) = &step.host_use else {
+        return json!({"max": [], "min": [], "average": [], "total": []});
+    };
+    let sum = used.sum.unwrap_or_default();
+    let cpu_ms = sum.cpu_user_us.saturating_add(sum.cpu_system_us) / 1_000;
+    let nodes = u64::from(used.nodes.max(1));
+    let one = |kind: &str, count: u64| json!({"type": kind, "name": "", "id": 0, "count": count});
+    let on = |kind: &str, count: u64, node: &str, task: u32| {
+        json!({"type": kind, "name": "", "id": 0, "count": count, "node": node, "task": task})
+    };
+    json!({
+        "max": [on("mem", used.memory_peak_bytes, &used.memory_peak_node, used.memory_peak_rank)],
+        "min": [on("cpu", used.cpu_least_us / 1_000, &used.cpu_least_node, used.cpu_least_rank)],
+        "average": [one("cpu", cpu_ms / nodes), one("mem", sum.memory_peak_bytes / nodes)],
+        "total": [one("cpu", cpu_ms), one("mem", sum.memory_peak_bytes)],
     })
 }
 
@@ -309,6 +340,13 @@ mod tests {
             (&memory["type"], &memory["count"]),
             (&json!("mem"), &json!(2_048))
         );
-        assert_eq!(job["steps"][0]["step"]["id"], "12_3.batch");
+        let step = &job["steps"][0];
+        assert_eq!(step["step"]["id"], "12_3.batch");
+        assert_eq!(
+            step["tres"]["requested"]["max"][0],
+            json!({"type": "mem", "name": "", "id": 0, "count": 4_198_400, "node": "n2", "task": 1})
+        );
+        assert_eq!(step["time"]["total"], json!({"seconds": 100, "microseconds": 41_000}));
+        assert_eq!(job["time"]["user"], json!({"seconds": 90, "microseconds": 500_000}));
     }
 }

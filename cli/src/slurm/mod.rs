@@ -6,6 +6,7 @@ mod format;
 pub mod install;
 mod job;
 mod json;
+mod measured;
 mod options;
 #[cfg(test)]
 mod reference;

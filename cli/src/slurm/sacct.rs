@@ -54,7 +54,7 @@ pub const USAGE: Usage = Usage {
         used(NONE, "name", Value, "of these names"),
         used('i', "nnodes", Value, "on so many nodes: 2, 2-4"),
         used('I', "ncpus", Value, "on so many CPUs"),
-        noted(NONE, "noconvert", Nothing, "units are as they are"),
+        used(NONE, "noconvert", Nothing, "measured memory in bytes"),
         used('N', "nodelist", Value, "on these nodes"),
         used('n', "noheader", Nothing, "no header"),
         used('p', "parsable", Nothing, "'|' behind each field"),
@@ -76,7 +76,7 @@ pub const USAGE: Usage = Usage {
             "with a time limit of this, or from this on",
         ),
         noted('T', "truncate", Nothing, "times are as they were"),
-        noted(NONE, "units", Value, "units are as they are"),
+        used(NONE, "units", Value, "measured memory in this unit: K, M, G, T, P"),
         used(NONE, "uid", Value, "of these users, by number"),
         used('U', "usage", Nothing, "how it is called"),
         used('u', "user", Value, "of these users; another's for operators"),
@@ -91,8 +91,8 @@ pub const USAGE: Usage = Usage {
 
 const USUAL: &str = "JobID,JobName,Partition,Account,AllocCPUS,State,ExitCode";
 const BRIEF: &str = "JobID,State,ExitCode";
-const LONG: &str =
-    "JobID,JobIDRaw,JobName,Partition,NTasks,AllocCPUS,Elapsed,State,ExitCode,ReqMem,AllocTRES,NodeList";
+const LONG: &str = "JobID,JobIDRaw,JobName,Partition,MaxRSS,MaxRSSNode,MaxRSSTask,AveRSS,MinCPU,MinCPUNode,MinCPUTask,\
+    AveCPU,NTasks,AllocCPUS,Elapsed,State,ExitCode,ReqMem,AllocTRES,NodeList";
 /// Jobs of one answer.
 const PAGE: u32 = 500;
 
@@ -118,12 +118,12 @@ pub const FIELDS: &[Field<Row>] = &[
     field("AllocNodes", 10, |job| job.nodes.len().to_string()),
     field("AllocTRES", 10, Row::allocated_tres),
     unknown("AssocID"),
-    unknown("AveCPU"),
+    field("AveCPU", 10, Row::average_cpu),
     unknown("AveCPUFreq"),
     unknown("AveDiskRead"),
     unknown("AveDiskWrite"),
     unknown("AvePages"),
-    unknown("AveRSS"),
+    field("AveRSS", 10, Row::average_rss),
     unknown("AveVMSize"),
     unknown("BlockID"),
     field("Cluster", 10, |_| "carrel".to_owned()),
@@ -173,16 +173,16 @@ pub const FIELDS: &[Field<Row>] = &[
     unknown("MaxPages"),
     unknown("MaxPagesNode"),
     unknown("MaxPagesTask"),
-    unknown("MaxRSS"),
-    unknown("MaxRSSNode"),
-    unknown("MaxRSSTask"),
+    field("MaxRSS", 10, Row::max_rss),
+    field("MaxRSSNode", 10, Row::max_rss_node),
+    field("MaxRSSTask", 10, Row::max_rss_task),
     unknown("MaxVMSize"),
     unknown("MaxVMSizeNode"),
     unknown("MaxVMSizeTask"),
     unknown("McsLabel"),
-    unknown("MinCPU"),
-    unknown("MinCPUNode"),
-    unknown("MinCPUTask"),
+    field("MinCPU", 10, Row::min_cpu),
+    field("MinCPUNode", 10, Row::min_cpu_node),
+    field("MinCPUTask", 10, Row::min_cpu_task),
     field("NCPUS", 10, |job| job.cpus.to_string()),
     field("NNodes", 8, |job| job.node_count().to_string()),
     field("NodeList", 15, |job| {
@@ -260,7 +260,7 @@ pub const FIELDS: &[Field<Row>] = &[
     field("Submit", 19, |job| words::stamp(job.submitted_ms)),
     field("SubmitLine", 20, |_| String::new()),
     field("Suspended", 10, |_| "00:00:00".to_owned()),
-    field("SystemCPU", 10, |_| "00:00:00".to_owned()),
+    field("SystemCPU", 10, Row::system_cpu),
     unknown("SystemComment"),
     field("Timelimit", 10, |job| {
         if job.step {
@@ -276,15 +276,15 @@ pub const FIELDS: &[Field<Row>] = &[
             (job.limit_s / 60).to_string()
         }
     }),
-    field("TotalCPU", 10, |_| "00:00:00".to_owned()),
-    unknown("TRESUsageInAve"),
-    unknown("TRESUsageInMax"),
-    unknown("TRESUsageInMaxNode"),
-    unknown("TRESUsageInMaxTask"),
-    unknown("TRESUsageInMin"),
-    unknown("TRESUsageInMinNode"),
-    unknown("TRESUsageInMinTask"),
-    unknown("TRESUsageInTot"),
+    field("TotalCPU", 10, Row::total_cpu),
+    field("TRESUsageInAve", 10, Row::average_tres),
+    field("TRESUsageInMax", 10, Row::max_tres),
+    field("TRESUsageInMaxNode", 10, Row::max_tres_node),
+    field("TRESUsageInMaxTask", 10, Row::max_tres_task),
+    field("TRESUsageInMin", 10, Row::min_tres),
+    field("TRESUsageInMinNode", 10, Row::min_tres_node),
+    field("TRESUsageInMinTask", 10, Row::min_tres_task),
+    field("TRESUsageInTot", 10, Row::total_tres),
     unknown("TRESUsageOutAve"),
     unknown("TRESUsageOutMax"),
     unknown("TRESUsageOutMaxNode"),
@@ -305,7 +305,7 @@ pub const FIELDS: &[Field<Row>] = &[
         9,
         |job| if job.step { String::new() } else { job.user.clone() },
     ),
-    field("UserCPU", 10, |_| "00:00:00".to_owned()),
+    field("UserCPU", 10, Row::user_cpu),
     unknown("WCKey"),
     unknown("WCKeyID"),
     field("WorkDir", 20, |job| {
@@ -342,9 +342,11 @@ pub async fn run(called: &Called, given: Given) -> Result<u8> {
     let columns = format::names(&shown(&given), FIELDS)?;
     let style = style(&given);
     let wanted = Wanted::of(&given)?;
+    let units = units(&given)?;
     let mut client = called.context.client().await?;
     let mut rows = found(&mut client, &wanted.request).await?;
     rows.retain(|row| wanted.takes(row));
+    rows.iter_mut().for_each(|row| row.units = units);
     // As they were submitted, the tasks of an array beside each other.
     rows.sort_by_key(|row| (row.array_id(), row.task().unwrap_or(u32::MAX), row.id));
     if given.has("json") {
@@ -384,6 +386,15 @@ fn with_usual(words: &[String]) -> Vec<String> {
         _ => vec![word.clone()],
     };
     words.iter().flat_map(expand).collect()
+}
+
+/// As `--units` and `--noconvert` have it; the former is stronger.
+pub fn units(given: &Given) -> Result<words::Units> {
+    match given.value("units") {
+        Some(unit) => words::Units::parse(unit),
+        None if given.has("noconvert") => Ok(words::Units::Bytes),
+        None => Ok(words::Units::Whole),
+    }
 }
 
 /// As `--parsable`, `--parsable2` and `--delimiter` have it.
@@ -566,6 +577,27 @@ mod tests {
             "RUNNING;0:0\n"
         );
         assert_eq!(listed("-np -o state,exitcode", &[runs()]), "RUNNING|0:0|\n");
+    }
+
+    #[test]
+    fn what_was_measured_is_on_the_batch_step() {
+        let step = runs().batch_step().expect("it runs");
+        let line = "-nP -o JobID,MaxRSS,AveRSS,MaxRSSNode,TotalCPU,UserCPU,SystemCPU,AveCPU";
+        assert_eq!(
+            listed(line, &[runs(), step.clone()]),
+            "12_3||||01:40.041|01:30.500|00:09.541|\n\
+             12_3.batch|4100K|3M|n2|01:40.041|01:30.500|00:09.541|00:00:50\n"
+        );
+        for (line, shown) in [
+            ("--noconvert", "4198400"),
+            ("--units=M --noconvert", "4.00M"),
+            ("", "4100K"),
+        ] {
+            let units = units(&read(line)).expect(line);
+            let step = Row { units, ..step.clone() };
+            assert_eq!(step.max_rss(), shown, "{line}");
+        }
+        assert!(units(&read("--units=x")).is_err());
     }
 
     #[test]

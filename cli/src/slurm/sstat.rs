@@ -19,13 +19,13 @@ pub const USAGE: Usage = Usage {
     options: &[
         noted('a', "allsteps", Nothing, "a job has one step that is measured"),
         used(NONE, "delimiter", Value, "between fields, with -p and -P"),
-        used('o', "format", Value, "what is shown: JobID,AveCPU"),
+        used('o', "format", Value, "what is shown: JobID,AveCPU,MaxRSS"),
         used('h', "help", Nothing, "this text"),
         used('e', "helpformat", Nothing, "what there is to show"),
         refused('i', "pidformat", Nothing, "processes are not listed"),
         used('j', "jobs", Value, "these jobs"),
         refused(NONE, "json", Perhaps, "`carrel show --output json` is there"),
-        noted(NONE, "noconvert", Nothing, "units are as they are"),
+        used(NONE, "noconvert", Nothing, "measured memory in bytes"),
         used('n', "noheader", Nothing, "no header"),
         used('p', "parsable", Nothing, "'|' behind each field"),
         used('P', "parsable2", Nothing, "'|' between fields"),
@@ -53,25 +53,17 @@ const fn field(name: &'static str, value: fn(&Line) -> String) -> Field<Line> {
     }
 }
 
-/// CPU time, as if it had always been what it is now.
-fn cpu_time(line: &Line) -> String {
-    let percent = line.activity.cpu_percent.map(u64::from);
-    percent.map_or_else(String::new, |percent| {
-        words::long_clock(line.job.elapsed_s * percent / 100)
-    })
-}
-
 const FIELDS: &[Field<Line>] = &[
     field("JobID", |line| line.job.label()),
     field("NTasks", |line| line.job.node_count().to_string()),
     field("Nodelist", |line| line.job.node_list()),
-    field("AveCPU", cpu_time),
-    field("MinCPU", cpu_time),
+    field("AveCPU", |line| line.job.average_cpu()),
+    field("MinCPU", |line| line.job.min_cpu()),
     field("AveCPUFreq", |_| String::new()),
     field("AveDiskRead", |_| String::new()),
     field("AveDiskWrite", |_| String::new()),
     field("AvePages", |_| String::new()),
-    field("AveRSS", |_| String::new()),
+    field("AveRSS", |line| line.job.average_rss()),
     field("AveVMSize", |_| String::new()),
     field("ConsumedEnergy", |_| String::new()),
     field("ConsumedEnergyRaw", |_| String::new()),
@@ -84,14 +76,14 @@ const FIELDS: &[Field<Line>] = &[
     field("MaxPages", |_| String::new()),
     field("MaxPagesNode", |_| String::new()),
     field("MaxPagesTask", |_| String::new()),
-    field("MaxRSS", |_| String::new()),
-    field("MaxRSSNode", |_| String::new()),
-    field("MaxRSSTask", |_| String::new()),
+    field("MaxRSS", |line| line.job.max_rss()),
+    field("MaxRSSNode", |line| line.job.max_rss_node()),
+    field("MaxRSSTask", |line| line.job.max_rss_task()),
     field("MaxVMSize", |_| String::new()),
     field("MaxVMSizeNode", |_| String::new()),
     field("MaxVMSizeTask", |_| String::new()),
-    field("MinCPUNode", |_| String::new()),
-    field("MinCPUTask", |_| String::new()),
+    field("MinCPUNode", |line| line.job.min_cpu_node()),
+    field("MinCPUTask", |line| line.job.min_cpu_task()),
     field("Pids", |_| String::new()),
     field("ReqCPUFreqGov", |_| String::new()),
     field("ReqCPUFreqMax", |_| String::new()),
@@ -101,15 +93,18 @@ const FIELDS: &[Field<Line>] = &[
             .activity
             .gpu_percent
             .map(|percent| format!("gres/gpuutil={percent}"));
-        gpu.unwrap_or_default()
+        let mut parts = vec![line.job.average_tres()];
+        parts.extend(gpu);
+        parts.retain(|part| !part.is_empty());
+        parts.join(",")
     }),
-    field("TRESUsageInMax", |_| String::new()),
-    field("TRESUsageInMaxNode", |_| String::new()),
-    field("TRESUsageInMaxTask", |_| String::new()),
-    field("TRESUsageInMin", |_| String::new()),
-    field("TRESUsageInMinNode", |_| String::new()),
-    field("TRESUsageInMinTask", |_| String::new()),
-    field("TRESUsageInTot", |_| String::new()),
+    field("TRESUsageInMax", |line| line.job.max_tres()),
+    field("TRESUsageInMaxNode", |line| line.job.max_tres_node()),
+    field("TRESUsageInMaxTask", |line| line.job.max_tres_task()),
+    field("TRESUsageInMin", |line| line.job.min_tres()),
+    field("TRESUsageInMinNode", |line| line.job.min_tres_node()),
+    field("TRESUsageInMinTask", |line| line.job.min_tres_task()),
+    field("TRESUsageInTot", |line| line.job.total_tres()),
     field("TRESUsageOutAve", |_| String::new()),
     field("TRESUsageOutMax", |_| String::new()),
     field("TRESUsageOutMaxNode", |_| String::new()),
@@ -139,6 +134,11 @@ pub async fn run(called: &Called, given: Given) -> Result<u8> {
     if names.is_empty() {
         return Err(USAGE.wrong("You didn't give me any jobs to stat."));
     }
+    let units = if given.has("noconvert") {
+        words::Units::Bytes
+    } else {
+        words::Units::Whole
+    };
     let mut client = called.context.client().await?;
     let mut lines = Vec::new();
     for name in names {
@@ -150,7 +150,7 @@ pub async fn run(called: &Called, given: Given) -> Result<u8> {
             Err(status) => return Err(status.into()),
         };
         let activity = job.activity.clone().unwrap_or_default();
-        let job = Row::of(job);
+        let job = Row { units, ..Row::of(job) };
         if job.state == JobState::Running {
             let job = job.batch_step().unwrap_or(job);
             lines.push(Line { job, activity });
@@ -172,19 +172,15 @@ mod tests {
 
     #[test]
     fn what_is_measured_is_said() {
-        let job = Row {
-            elapsed_s: 100,
-            ..runs()
-        };
         let line = Line {
-            job: job.batch_step().expect("it runs"),
+            job: runs().batch_step().expect("it runs"),
             activity: v1::Activity {
-                cpu_percent: Some(250),
                 gpu_percent: Some(97),
                 ..v1::Activity::default()
             },
         };
-        let words = ["JobID", "AveCPU", "MaxRSS", "TRESUsageInAve"].map(str::to_owned);
+        let words = ["JobID", "AveCPU", "MinCPU", "AveRSS", "MaxRSS", "MaxRSSNode", "TRESUsageInAve"];
+        let words = words.map(str::to_owned);
         let columns = format::names(&words, FIELDS).expect("fields");
         let style = format::Style::Parsable {
             delimiter: "|".into(),
@@ -192,7 +188,7 @@ mod tests {
         };
         assert_eq!(
             format::table(&columns, &[line], &style, false),
-            "12_3.batch|00:04:10||gres/gpuutil=97\n"
+            "12_3.batch|00:00:50|00:00:40|3M|4100K|n2|cpu=00:00:50,mem=3M,gres/gpuutil=97\n"
         );
     }
 }

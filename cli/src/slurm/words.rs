@@ -208,6 +208,63 @@ pub fn memory(bytes: u64) -> String {
     }
 }
 
+/// How sacct and sstat write numbers of bytes that were measured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Units {
+    /// In the largest unit in which it is a whole number: "1234K".
+    #[default]
+    Whole,
+    /// As it is (`--noconvert`).
+    Bytes,
+    /// In this one, which is 1024 to the power of so much (`--units`): "1.21M".
+    Power(usize),
+}
+
+impl Units {
+    const LETTERS: [&str; 6] = ["", "K", "M", "G", "T", "P"];
+
+    /// Reads what `--units` takes: K, M, G, T or P.
+    ///
+    /// # Errors
+    /// Another word.
+    pub fn parse(text: &str) -> Result<Self> {
+        let known = Self::LETTERS.iter().skip(1).position(|letter| letter.eq_ignore_ascii_case(text));
+        let power = known.ok_or_else(|| CliError::usage(format!("Invalid unit type: {text}")).hint("one of K, M, G, T, P"))?;
+        Ok(Self::Power(power + 1))
+    }
+
+    /// A number of bytes.
+    pub fn write(self, bytes: u64) -> String {
+        const KILO: u64 = 1_024;
+        let last = Self::LETTERS.len() - 1;
+        let power = match self {
+            _ if bytes == 0 => return "0".to_owned(),
+            Self::Bytes => 0,
+            Self::Power(power) => power.min(last),
+            Self::Whole => {
+                let whole = |power: &usize| bytes.is_multiple_of(KILO.pow(*power as u32));
+                (1..=last).take_while(whole).last().unwrap_or(0)
+            }
+        };
+        let unit = KILO.pow(power as u32);
+        if bytes.is_multiple_of(unit) {
+            format!("{}{}", bytes / unit, Self::LETTERS[power])
+        } else {
+            format!("{:.2}{}", bytes as f64 / unit as f64, Self::LETTERS[power])
+        }
+    }
+}
+
+/// CPU time as sacct has it, of microseconds: "1-02:03:04", "02:03:04", "03:04.567", and "00:03:04" where there is no
+/// part of a second.
+pub fn cpu_clock(micros: u64) -> String {
+    let (seconds, millis) = (micros / 1_000_000, micros / 1_000 % 1_000);
+    if millis > 0 && seconds < 3_600 {
+        return format!("{:02}:{:02}.{millis:03}", seconds / 60, seconds % 60);
+    }
+    long_clock(seconds)
+}
+
 /// Exit code and signal, "1:0": a code above 128 is a signal's, as shells say it.
 pub fn exit_code(state: JobState, code: Option<i32>) -> (i32, i32) {
     match code {
@@ -294,6 +351,38 @@ mod tests {
             (memory(512 << 20), memory(3 << 30)),
             ("512M".to_owned(), "3G".to_owned())
         );
+    }
+
+    #[test]
+    fn what_was_measured_is_written_as_slurm_writes_it() {
+        const SECOND: u64 = 1_000_000;
+        for (micros, text) in [
+            (0, "00:00:00"),
+            (999, "00:00:00"),
+            (41_000, "00:00.041"),
+            (59 * SECOND, "00:00:59"),
+            (3_599 * SECOND + 500_000, "59:59.500"),
+            (3_600 * SECOND + 500_000, "01:00:00"),
+            (90_061 * SECOND, "1-01:01:01"),
+        ] {
+            assert_eq!(cpu_clock(micros), text, "{micros}");
+        }
+        let power = |text: &str| Units::parse(text).expect(text);
+        for (units, bytes, text) in [
+            (Units::Whole, 0, "0"),
+            (Units::Whole, 1, "1"),
+            (Units::Whole, 4_096, "4K"),
+            (Units::Whole, 1_234 << 10, "1234K"),
+            (Units::Whole, 12 << 20, "12M"),
+            (Units::Whole, 3 << 30, "3G"),
+            (Units::Bytes, 1_234 << 10, "1263616"),
+            (power("M"), 1_234 << 10, "1.21M"),
+            (power("k"), 3 << 30, "3145728K"),
+            (power("P"), 0, "0"),
+        ] {
+            assert_eq!(units.write(bytes), text, "{units:?}");
+        }
+        assert!(Units::parse("X").is_err() && Units::parse("").is_err());
     }
 
     #[test]

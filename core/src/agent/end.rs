@@ -233,6 +233,7 @@ impl Agent {
                 let known = &mut entry.containment.oom_kills;
                 *known = kills.max(*known);
             }
+            ContainerEvent::Used(host) => self.on_host_use(key, host),
             ContainerEvent::Exited {
                 code,
                 out_of_memory,

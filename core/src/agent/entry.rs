@@ -2,6 +2,7 @@
 
 use super::meter::Meter;
 use super::{Holding, cut};
+use crate::model::activity::HostUse;
 use crate::model::job::Containment;
 use crate::model::node::{DesiredJob, EndCause};
 use crate::model::time::Timestamp;
@@ -71,6 +72,8 @@ pub(super) struct Entry {
     pub(super) by_command: bool,
     /// What is done in it; none: nobody has looked yet.
     pub(super) meter: Option<Meter>,
+    /// What it has used of CPUs and memory, as far as this agent has seen.
+    pub(super) host: HostUse,
 }
 
 impl Entry {
@@ -89,6 +92,7 @@ impl Entry {
             exit_code: None,
             by_command: false,
             meter: None,
+            host: HostUse::default(),
         }
     }
 

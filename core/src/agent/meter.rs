@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{Agent, Now};
-use crate::model::activity::{Activity, Counter, Seen, Signals, Thresholds, Used};
+use crate::model::activity::{Activity, Counter, HostUse, Seen, Signals, Thresholds, Used};
 use crate::model::gpu::Inventory;
 use crate::model::gpu_unit::{GpuUnit, WHOLE_MILLI};
 use crate::model::ids::JobKey;
@@ -141,7 +141,7 @@ impl Meter {
         }
     }
 
-    fn activity(&self, now: u64) -> Activity {
+    fn activity(&self, now: u64, host: HostUse) -> Activity {
         let ago = |at: Option<u64>| at.map(|at| now.saturating_sub(at));
         let fresh = now.saturating_sub(self.last) <= LONGEST_GAP;
         Activity {
@@ -157,6 +157,7 @@ impl Meter {
                 cpu_percent: self.cpu_percent,
             }),
             counter: self.counter.clone(),
+            host,
         }
     }
 }
@@ -176,11 +177,27 @@ impl Agent {
         }
     }
 
+    /// Somebody has looked at what a job uses of CPUs and memory. Told with the next report.
+    pub(super) fn on_host_use(&mut self, key: JobKey, host: HostUse) {
+        let entry = self.entries.get_mut(&key).filter(|entry| entry.phase.holds());
+        if let Some(entry) = entry.filter(|_| !host.is_nothing()) {
+            entry.host.take(host);
+        }
+    }
+
     /// What is known of the use of jobs.
     pub(super) fn activity(&self, now: Now) -> BTreeMap<JobKey, Activity> {
         let metered = self.entries.iter().filter_map(|(key, entry)| {
-            let meter = entry.meter.as_ref()?;
-            Some((*key, meter.activity(now.boot_ms)))
+            let activity = match &entry.meter {
+                Some(meter) => meter.activity(now.boot_ms, entry.host),
+                None if entry.host.is_nothing() => return None,
+                // Whether it is used nobody has looked at.
+                None => Activity {
+                    host: entry.host,
+                    ..Activity::default()
+                },
+            };
+            Some((*key, activity))
         });
         metered.collect()
     }

@@ -33,7 +33,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::activity::Thresholds;
+use crate::model::activity::{HostUse, Thresholds};
 use crate::model::cpus::{Binding, HostCpus};
 use crate::model::gang_network::RankNetwork;
 use crate::model::gpu::Inventory;
@@ -188,6 +188,8 @@ pub enum ContainerEvent {
     },
     /// Something befell what it uses, in words for its user; it goes on.
     Trouble(String),
+    /// What it has used of CPUs and memory; before the event of its end, for the last time.
+    Used(HostUse),
     /// Process 1 ended.
     Exited {
         /// Exit code, or 128 + signal.
@@ -231,6 +233,8 @@ pub enum Input {
     Images(Vec<String>),
     /// Somebody has looked at what jobs do.
     Measured(Vec<(JobKey, Reading)>),
+    /// The same at what they use of CPUs and memory.
+    HostUse(Vec<(JobKey, HostUse)>),
     /// Time passed.
     Tick,
 }
@@ -380,6 +384,11 @@ impl Agent {
                 if self.images != images {
                     self.images = images;
                     self.out.report = true;
+                }
+            }
+            Input::HostUse(used) => {
+                for (key, host) in used {
+                    self.on_host_use(key, host);
                 }
             }
             Input::Measured(readings) => self.on_measured(now, &readings),

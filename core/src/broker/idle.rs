@@ -7,16 +7,19 @@ use std::time::Duration;
 
 use super::desired::{held_on, rank_on};
 use super::{Broker, State};
-use crate::model::activity::{Activity, Seen, Signal};
+use crate::model::activity::{Activity, HostUse, Seen, Signal};
 use crate::model::ids::{JobId, JobKey, NodeName};
-use crate::model::job::{Ending, Job, JobKind, JobState, Placed};
+use crate::model::job::{Ending, Job, JobKind, JobState, Placed, RankStatus};
 use crate::model::node::{Observed, ObservedPhase};
+use crate::model::resources::NodeAllocation;
 use crate::model::time::Timestamp;
 
 /// What was seen so lately is going on.
 const NOW: Duration = Duration::from_secs(45);
 /// Between two times at which counted use is written down while a job runs.
 const KEEP: Duration = Duration::from_mins(5);
+/// CPU time that is written down while a job runs, microseconds.
+const WORTH_US: u64 = 1_000_000;
 
 /// When a session ends that is not used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -208,6 +211,31 @@ impl State {
         })
     }
 
+    /// What a job uses, or last used, of CPUs and memory on each of its nodes, by rank: as kept, and as its nodes have
+    /// said since. Memory of now is nothing once it is over.
+    pub fn host_use(&self, job: &Job) -> Vec<HostUse> {
+        let Some(placed) = job.last_placed() else {
+            return Vec::new();
+        };
+        let key = JobKey {
+            job: job.id,
+            generation: placed.generation,
+        };
+        let parts = placed.allocation.nodes.iter().zip(&placed.ranks);
+        let of = |(part, status): (&NodeAllocation, &RankStatus)| {
+            let mut host = status.metered.host;
+            let observed = self.links.get(&part.node).and_then(|link| link.observed.as_ref());
+            if let Some(said) = observed.and_then(|observed| observed.activity.get(&key)) {
+                host.take(said.host);
+            }
+            if job.state() != JobState::Running {
+                host.memory_bytes = 0;
+            }
+            host
+        };
+        parts.map(of).collect()
+    }
+
     fn connections(&self, job: &Job, placed: &Placed) -> u32 {
         let of = |node: &NodeName| {
             let observed = self.links.get(node)?.observed.as_ref()?;
@@ -252,6 +280,12 @@ fn held_by(last: LastUse, now: Timestamp, gpu: Option<u32>, cpu: Option<u32>) ->
         UsedBy::Started => format!("started {}", ago()),
         UsedBy::Unseen => format!("first looked at {}", ago()),
     }
+}
+
+/// Not worth a write: a job that does nothing has some CPU time all the same.
+fn is_about_the_same(one: HostUse, other: HostUse) -> bool {
+    let times = [one, other].map(|host| host.cpu_us().unwrap_or(0) / WORTH_US);
+    times[0] == times[1] && one.peak_bytes == other.peak_bytes
 }
 
 /// "3 h 10 min", "2 min", "40 s".
@@ -358,7 +392,7 @@ impl Broker {
         }
     }
 
-    /// Keeps what a node has counted of a job's use of GPUs: now and then, and when it ends.
+    /// Keeps what a node has counted of a job's use of GPUs, CPUs and memory: now and then, and when it ends.
     pub(super) fn keep_use(
         &mut self,
         now: Timestamp,
@@ -382,16 +416,23 @@ impl Broker {
         let another = metered.is_of_another(&said.counter);
         if another && let Some(former) = former.and_then(|former| former.activity.get(&key)) {
             // What the agent before this one had counted since it was last kept.
-            metered.take(&former.counter);
+            metered.take_all(former);
         }
-        metered.take(&said.counter);
+        // A new agent has not seen the peak of memory that the one before it had.
+        metered.take_all(said);
         let mut seen = observed.jobs.iter().filter(|seen| seen.key == key);
         let ends = seen.any(|seen| match seen.phase {
             ObservedPhase::Stopping | ObservedPhase::Released => true,
             ObservedPhase::Preparing | ObservedPhase::Ready => false,
         });
         let due = another || ends || metered.kept.after(KEEP) <= now;
-        if !due || metered.total() == placed.ranks[rank].metered.total() && !another {
+        let kept = &placed.ranks[rank].metered;
+        let same_host = if ends {
+            metered.host == kept.host
+        } else {
+            is_about_the_same(metered.host, kept.host)
+        };
+        if !due || metered.total() == kept.total() && same_host && !another {
             return;
         }
         metered.kept = now;

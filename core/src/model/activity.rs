@@ -1,4 +1,4 @@
-//! What is done in a job, as its nodes measure it: whether somebody uses it, and how much of its GPUs.
+//! What is done in a job, as its nodes measure it: whether somebody uses it, and how much of its GPUs, CPUs and memory.
 
 use std::collections::BTreeMap;
 
@@ -81,6 +81,8 @@ pub struct Activity {
     pub seen: Option<Seen>,
     /// What was counted of it.
     pub counter: Counter,
+    /// What it used of the node's CPUs and memory.
+    pub host: HostUse,
 }
 
 /// What was seen of a job by somebody who looked at it again and again.
@@ -122,6 +124,47 @@ impl Used {
     }
 }
 
+/// What a job used of a node's CPUs and memory since it started there, by its cgroup.
+///
+/// Memory is what its processes have of their own, in anonymous pages, and what they share in memory alone (tmpfs,
+/// `/dev/shm`): what fills its limit, and what the kernel cannot take back as it takes back pages of files. Those are
+/// left out, so this is what Slurm calls RSS. It is looked at again and again, and what comes and goes between two looks
+/// is not seen; only where the kernel has ended processes for want of memory does its own mark of the highest use count.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostUse {
+    /// CPU time outside of the kernel, microseconds. With [`Self::system_us`] 0 too: not measured.
+    pub user_us: u64,
+    /// CPU time in the kernel, microseconds.
+    pub system_us: u64,
+    /// Memory when it was last looked at, bytes.
+    pub memory_bytes: u64,
+    /// The most memory that was seen, bytes; 0: not measured.
+    pub peak_bytes: u64,
+}
+
+impl HostUse {
+    /// Takes in what was said after this, or before it, or of the same moment: times and peak never fall.
+    pub fn take(&mut self, said: Self) {
+        // One reading: its parts belong together.
+        if said.user_us.saturating_add(said.system_us) > self.user_us.saturating_add(self.system_us) {
+            (self.user_us, self.system_us) = (said.user_us, said.system_us);
+        }
+        self.memory_bytes = said.memory_bytes;
+        self.peak_bytes = self.peak_bytes.max(said.peak_bytes).max(said.memory_bytes);
+    }
+
+    /// All CPU time, microseconds; none: it was not measured.
+    pub fn cpu_us(&self) -> Option<u64> {
+        let all = self.user_us.saturating_add(self.system_us);
+        (all > 0).then_some(all)
+    }
+
+    /// Nothing was measured.
+    pub fn is_nothing(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
 /// Use that one agent process has counted of a job's GPUs, by model. It only grows.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counter {
@@ -131,7 +174,7 @@ pub struct Counter {
     pub by_model: BTreeMap<String, Used>,
 }
 
-/// Use of a job's GPUs on one node, whatever agents have counted it.
+/// Use of a job's GPUs, and of CPUs and memory, on one node, whatever agents have counted it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Metered {
     /// What was counted before the counter of now.
@@ -139,6 +182,9 @@ pub struct Metered {
     before: BTreeMap<String, Used>,
     /// The counter of now, as it last was.
     counter: Counter,
+    /// What it used of the node's CPUs and memory.
+    #[serde(default, skip_serializing_if = "HostUse::is_nothing")]
+    pub host: HostUse,
     /// When this was last kept.
     pub kept: Timestamp,
 }
@@ -157,6 +203,12 @@ impl Metered {
             let known = self.counter.by_model.entry(model.clone()).or_default();
             *known = known.later(*used);
         }
+    }
+
+    /// Takes in all that a node says.
+    pub fn take_all(&mut self, said: &Activity) {
+        self.take(&said.counter);
+        self.host.take(said.host);
     }
 
     /// The counter of now is another one than this.
@@ -204,6 +256,31 @@ mod tests {
             let used = metered.total()["H100"];
             assert_eq!((used.busy, used.measured), total, "{said:?}");
         }
+    }
+
+    #[test]
+    fn cpu_time_and_the_peak_of_memory_never_fall() {
+        let said = |user_us, system_us, memory_bytes, peak_bytes| HostUse {
+            user_us,
+            system_us,
+            memory_bytes,
+            peak_bytes,
+        };
+        let mut host = HostUse::default();
+        assert!(host.is_nothing() && host.cpu_us().is_none());
+        for (one, sum) in [
+            (said(5, 1, 100, 0), said(5, 1, 100, 100)),
+            (said(9, 3, 40, 70), said(9, 3, 40, 100)),
+            // A new agent that has seen no peak, and a late word.
+            (said(10, 3, 50, 50), said(10, 3, 50, 100)),
+            (said(9, 3, 60, 100), said(10, 3, 60, 100)),
+            // At its end its memory is gone, and the kernel's mark is known.
+            (said(12, 4, 0, 300), said(12, 4, 0, 300)),
+        ] {
+            host.take(one);
+            assert_eq!(host, sum, "{one:?}");
+        }
+        assert_eq!(host.cpu_us(), Some(16));
     }
 
     #[test]

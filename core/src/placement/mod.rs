@@ -45,7 +45,7 @@ pub use shape::{Quality, Shape};
 pub use slices::{Cut, MigLayout, MigRoom};
 pub use table::{Best, MAX_TABLE_GPUS, Table};
 pub use units::{PartRoom, Parts, Units};
-pub use why::{Refusal, WhyNot};
+pub use why::{Bytes, Refusal, WhyNot};
 
 pub(crate) use units::room_of_shares;
 

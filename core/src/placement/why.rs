@@ -8,6 +8,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+pub use self::amounts::Bytes;
 pub use self::refusal::Refusal;
 
 use self::near::Near;

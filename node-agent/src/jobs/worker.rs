@@ -101,7 +101,9 @@ impl Worker {
                                 code,
                                 out_of_memory,
                                 command,
+                                host,
                             } = exit;
+                            self.tell(ContainerEvent::Used(host)).await;
                             let released = ContainerEvent::Released {
                                 code,
                                 out_of_memory,

@@ -5,6 +5,7 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use carrel_core::model::activity::HostUse;
 use carrel_core::model::cpus::CpuSet;
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
@@ -182,8 +183,54 @@ impl Cgroups {
         counts.max().unwrap_or(0)
     }
 
+    /// What a cgroup and those below it have used of CPUs and memory, as [`HostUse`] means it; 0 what is not counted.
+    pub fn host_use(&self, path: &str) -> HostUse {
+        let all = self.cpu_time(path).unwrap_or(0);
+        let dirs = self.dirs(path);
+        let read = |names: [&str; 2]| {
+            let mut files = dirs.iter().flat_map(|dir| names.map(|name| dir.join(name)));
+            files.find_map(|file| fs::read_to_string(file).ok())
+        };
+        // Version 2 counts both exactly. What version 1 has of them is in ticks: only their relation is of use.
+        let times = dirs.iter().find_map(|dir| {
+            let text = fs::read_to_string(dir.join("cpuacct.stat"));
+            let text = text.or_else(|_| fs::read_to_string(dir.join("cpu.stat"))).ok()?;
+            let user = value(&text, "user_usec").or_else(|| value(&text, "user"))?;
+            let system = value(&text, "system_usec").or_else(|| value(&text, "system"))?;
+            Some((user, system))
+        });
+        let user_us = match times {
+            Some((user, system)) if user + system > 0 => {
+                let part = u128::from(all) * u128::from(user) / u128::from(user + system);
+                u64::try_from(part).unwrap_or(all)
+            }
+            Some(_) | None => all,
+        };
+        // "total_" is version 1's for what includes those below.
+        let memory_bytes = dirs.iter().find_map(|dir| {
+            let text = fs::read_to_string(dir.join("memory.stat")).ok()?;
+            let anonymous = value(&text, "total_rss").or_else(|| value(&text, "anon"))?;
+            let shared = value(&text, "total_shmem").or_else(|| value(&text, "shmem"));
+            Some(anonymous.saturating_add(shared.unwrap_or(0)))
+        });
+        let memory_bytes = memory_bytes.unwrap_or(0);
+        // When the kernel ends processes for want of memory it has taken back all pages of files that it could: its
+        // mark is what the processes had. Where it keeps none (version 2 before Linux 5.19), that was the limit.
+        let mark = (self.out_of_memory_kills(path) > 0).then(|| {
+            let mark = read(["memory.peak", "memory.max_usage_in_bytes"]);
+            let mark = mark.or_else(|| read(["memory.max", "memory.limit_in_bytes"]));
+            mark.and_then(|text| text.trim().parse().ok())
+        });
+        HostUse {
+            user_us,
+            system_us: all - user_us,
+            memory_bytes,
+            peak_bytes: mark.flatten().unwrap_or(0).max(memory_bytes),
+        }
+    }
+
     /// CPU time of a cgroup and those below it, microseconds; none: it is not counted.
-    pub fn cpu_time(&self, path: &str) -> Option<u64> {
+    fn cpu_time(&self, path: &str) -> Option<u64> {
         // Version 1 counts nanoseconds in a file of its own. Where both are mounted, the other's count may stand still.
         let times = self.dirs(path).into_iter().filter_map(|dir| {
             let version1 = fs::read_to_string(dir.join("cpuacct.usage")).ok();
@@ -208,6 +255,13 @@ impl Cgroups {
         }
         Ok(())
     }
+}
+
+/// The number in the line "NAME NUMBER" of such a file.
+fn value(text: &str, name: &str) -> Option<u64> {
+    let mut lines = text.lines().filter_map(|line| line.split_once(' '));
+    let (_, number) = lines.find(|(key, _)| *key == name)?;
+    number.trim().parse().ok()
 }
 
 /// Visits a directory tree, the deepest first.
@@ -317,6 +371,67 @@ mod tests {
         fs::write(root.path().join("v1/job/cpu.stat"), "nr_periods 0\n").unwrap();
         assert_eq!(cgroups.cpu_time("/job"), Some(7_000));
         assert_eq!(cgroups.cpu_time("/gone"), None);
+    }
+
+    /// Plain files stand for the kernel's, with lines that it has around what is read.
+    #[test]
+    fn cpu_time_and_memory_are_read_from_both_versions() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        let cgroups = |names: &[&str]| Cgroups {
+            roots: names.iter().map(|name| root.path().join(name)).collect(),
+            unified: names.len() == 1,
+        };
+        let (version1, version2) = (cgroups(&["cpuacct", "memory", "unified"]), cgroups(&["v2"]));
+        assert_eq!(version2.host_use("/job"), HostUse::default());
+
+        write("v2/job/cpu.stat", "usage_usec 5000\nuser_usec 4000\nsystem_usec 1000\nnr_periods 0\n");
+        write(
+            "v2/job/memory.stat",
+            "anon 8192\nfile 999999\nkernel 77\nanon_thp 4096\nshmem 4096\ninactive_anon 3\n",
+        );
+        write("v2/job/memory.events", "low 0\nmax 3\noom 0\noom_kill 0\n");
+        write("v2/job/memory.peak", "5000000\n");
+        let seen = HostUse {
+            user_us: 4_000,
+            system_us: 1_000,
+            memory_bytes: 12_288,
+            peak_bytes: 12_288,
+        };
+        // The kernel's own mark counts pages of files, too.
+        assert_eq!(version2.host_use("/job"), seen);
+        write("v2/job/memory.events", "low 0\nmax 3\noom 1\noom_kill 1\n");
+        let killed = |peak_bytes| HostUse { peak_bytes, ..seen };
+        assert_eq!(version2.host_use("/job"), killed(5_000_000));
+        fs::remove_file(root.path().join("v2/job/memory.peak")).unwrap();
+        write("v2/job/memory.max", "6000000\n");
+        assert_eq!(version2.host_use("/job"), killed(6_000_000));
+        write("v2/job/memory.max", "max\n");
+        assert_eq!(version2.host_use("/job"), seen);
+
+        // Nanoseconds, of which ticks say how they are divided; the second hierarchy stands still.
+        write("cpuacct/job/cpuacct.usage", "8000000\n");
+        write("cpuacct/job/cpuacct.stat", "user 3\nsystem 1\n");
+        write("unified/job/cpu.stat", "usage_usec 0\nuser_usec 0\nsystem_usec 0\n");
+        write("memory/job/memory.stat", "rss 1\ncache 7\ntotal_cache 9\ntotal_rss 4096\ntotal_shmem 8192\n");
+        write("memory/job/memory.max_usage_in_bytes", "70000\n");
+        let seen = HostUse {
+            user_us: 6_000,
+            system_us: 2_000,
+            memory_bytes: 12_288,
+            peak_bytes: 12_288,
+        };
+        assert_eq!(version1.host_use("/job"), seen);
+        write("memory/job/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n");
+        assert_eq!(version1.host_use("/job"), HostUse { peak_bytes: 70_000, ..seen });
+        // No tick yet: all of it is taken for the user's.
+        write("cpuacct/job/cpuacct.stat", "user 0\nsystem 0\n");
+        let host = version1.host_use("/job");
+        assert_eq!((host.user_us, host.system_us), (8_000, 0));
     }
 
     #[test]

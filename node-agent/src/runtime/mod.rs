@@ -45,6 +45,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
+use carrel_core::model::activity::HostUse;
 use carrel_core::model::gang_network::{RankNetwork, Reach};
 use carrel_core::model::ids::{JobKey, SessionId};
 use containerd_client::services::v1::{
@@ -281,9 +282,9 @@ impl Runtime {
         self.inner.cgroups.out_of_memory_kills(&self.cgroup(key))
     }
 
-    /// CPU time of the job's processes since its start, microseconds; none: this host does not count it. Blocks.
-    pub fn cpu_time(&self, key: JobKey) -> Option<u64> {
-        self.inner.cgroups.cpu_time(&self.cgroup(key))
+    /// What the job's processes have used of CPUs and memory since its start; 0 what this host does not count. Blocks.
+    pub fn host_use(&self, key: JobKey) -> HostUse {
+        self.inner.cgroups.host_use(&self.cgroup(key))
     }
 
     /// What jobs' containers may be bound to; none: this host's cgroups cannot bind. Blocks.
@@ -481,6 +482,7 @@ impl Runtime {
             code: command.as_ref().map(|end| end.code).or(code),
             out_of_memory: self.out_of_memory_kills(key) > 0,
             command: command.is_some(),
+            host: self.host_use(key),
         }
     }
 

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
+use carrel_core::model::activity::HostUse;
 use carrel_core::model::cpus::Binding;
 use carrel_core::model::gang_network::RankNetwork;
 use carrel_core::model::gpu::GpuInfo;
@@ -234,6 +235,9 @@ pub struct Exit {
     /// It ended because the job's command had: the exit code is that one's.
     #[serde(default)]
     pub command: bool,
+    /// What it had used by then.
+    #[serde(default)]
+    pub host: HostUse,
 }
 
 /// A container's id in containerd, and the name of its directory and cgroup less the prefix.

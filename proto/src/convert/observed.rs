@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use carrel_core::model::activity::{Activity, Counter, Seen, Signals, Used};
+use carrel_core::model::activity::{Activity, Counter, HostUse, Seen, Signals, Used};
 use carrel_core::model::cpus::{Binding, CpuSet};
 use carrel_core::model::gpu_unit::GpuUnit;
 use carrel_core::model::ids::{Generation, Incarnation, JobId, JobKey};
@@ -162,8 +162,30 @@ impl TryFrom<v1::ObservedJob> for ObservedJob {
     }
 }
 
+impl From<HostUse> for v1::HostUse {
+    fn from(host: HostUse) -> Self {
+        Self {
+            cpu_user_us: host.user_us,
+            cpu_system_us: host.system_us,
+            memory_bytes: host.memory_bytes,
+            memory_peak_bytes: host.peak_bytes,
+        }
+    }
+}
+
+impl From<v1::HostUse> for HostUse {
+    fn from(host: v1::HostUse) -> Self {
+        Self {
+            user_us: host.cpu_user_us,
+            system_us: host.cpu_system_us,
+            memory_bytes: host.memory_bytes,
+            peak_bytes: host.memory_peak_bytes,
+        }
+    }
+}
+
 fn activity_message((key, activity): (&JobKey, &Activity)) -> v1::ObservedActivity {
-    let Activity { seen, counter } = activity;
+    let Activity { seen, counter, host } = activity;
     let ago = seen.map(|seen| seen.ago_ms).unwrap_or_default();
     let uses = counter.by_model.iter().map(|(model, used)| v1::GpuUse {
         model: model.clone(),
@@ -182,6 +204,7 @@ fn activity_message((key, activity): (&JobKey, &Activity)) -> v1::ObservedActivi
         cpu_percent: seen.and_then(|seen| seen.cpu_percent),
         counted_since: counter.since,
         uses: uses.collect(),
+        host: (!host.is_nothing()).then(|| (*host).into()),
     }
 }
 
@@ -216,6 +239,7 @@ fn activity(message: v1::ObservedActivity) -> (JobKey, Activity) {
             since: message.counted_since,
             by_model,
         },
+        host: message.host.map(Into::into).unwrap_or_default(),
     };
     (key, activity)
 }

@@ -1,4 +1,4 @@
-use carrel_core::model::activity::{Activity, Counter, Seen, Signals, Thresholds, Used};
+use carrel_core::model::activity::{Activity, Counter, HostUse, Seen, Signals, Thresholds, Used};
 use carrel_core::model::batch::BatchRun;
 use carrel_core::model::cpus::Binding;
 use carrel_core::model::gang_network::{RankNetwork, Reach};
@@ -118,6 +118,12 @@ fn activity() -> Activity {
         counter: Counter {
             since: 7,
             by_model: [("NVIDIA H100".to_owned(), Used { busy: 5, measured: 9 })].into(),
+        },
+        host: HostUse {
+            user_us: 11,
+            system_us: 12,
+            memory_bytes: 13,
+            peak_bytes: 14,
         },
     }
 }

@@ -1,7 +1,7 @@
 //! What is done in jobs is looked at, and counted.
 
 use super::*;
-use crate::model::activity::{Activity, Signals, Used};
+use crate::model::activity::{Activity, HostUse, Signals, Used};
 use crate::model::gpu_unit::{GpuUnit, Sharing, Slice};
 
 const LOOK: u64 = 15_000;
@@ -194,4 +194,39 @@ fn a_new_agent_knows_nothing_of_what_was() {
     let activity = said(&mut rig);
     assert!(activity.counter.since > before);
     assert_eq!(activity.seen.expect("seen").for_ms, 0);
+}
+
+/// CPU time and memory are told of as they are seen, without a report of their own, and to the end.
+#[test]
+fn what_a_job_uses_of_its_host_is_told_to_its_end() {
+    let (mut rig, _) = rig();
+    let used = |user_us, memory_bytes| HostUse {
+        user_us,
+        system_us: 7,
+        memory_bytes,
+        peak_bytes: memory_bytes,
+    };
+    let mut see = |rig: &mut Rig, host| rig.input(Input::HostUse(vec![(key(1), host), (key(9), host)]));
+    assert_eq!(see(&mut rig, HostUse::default()), []);
+    assert!(rig.agent.observed(rig.now).activity.is_empty(), "nothing is counted here");
+    assert_eq!(see(&mut rig, used(10, 500)), []);
+    assert_eq!(see(&mut rig, used(20, 300)), []);
+    let activity = said(&mut rig);
+    assert_eq!((activity.host.cpu_us(), activity.host.peak_bytes), (Some(27), 500));
+    // It was seen, but not whether somebody uses it.
+    assert_eq!((activity.seen, activity.counter.since), (None, 0));
+    look(&mut rig, at_rest(0));
+    assert_eq!(said(&mut rig).host.peak_bytes, 500);
+    // What it had last comes with its end, in the same report.
+    rig.event(key(1), ContainerEvent::Used(used(40, 0)));
+    assert!(rig.event(key(1), exited(0)).contains(&Action::Report));
+    let host = said(&mut rig).host;
+    assert_eq!((host.cpu_us(), host.memory_bytes, host.peak_bytes), (Some(47), 0, 500));
+    rig.event(key(1), ContainerEvent::Used(used(50, 0)));
+    rig.event(key(1), released());
+    assert_eq!(rig.phase(key(1)), Some(ObservedPhase::Released));
+    assert_eq!(said(&mut rig).host.cpu_us(), Some(57));
+    // Of a container that is gone nothing more is seen.
+    see(&mut rig, used(90, 900));
+    assert_eq!(said(&mut rig).host.peak_bytes, 500);
 }

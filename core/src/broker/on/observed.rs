@@ -12,6 +12,7 @@ use crate::model::ids::{Generation, Incarnation, JobId, JobKey, NodeName};
 use crate::model::job::{Ending, Job, JobKind, JobState, Phase, Placed};
 use crate::model::node::{EndCause, NodeRecord, Observed, ObservedJob, ObservedPhase};
 use crate::model::time::Timestamp;
+use crate::placement::Bytes;
 
 /// Ids of jobs and sessions that a cluster may have given out since the backup that it goes on
 /// from: some thousand a day.
@@ -187,19 +188,23 @@ impl Broker {
         let ours = |seen: &&ObservedJob| seen.key == key && seen.cluster == self.state.cluster.id;
         let seen = observed.jobs.iter().find(ours);
         if let Some(seen) = seen {
+            let had = MemoryHad {
+                limit: placed.allocation.nodes[rank].memory_bytes,
+                peak: self.state.host_use(&job).get(rank).map_or(0, |host| host.peak_bytes),
+            };
             self.see_rank(now, &job, placed, rank, seen);
             if seen.cause == Some(EndCause::Exited) && seen.exit_code == Some(0) {
                 // It came to its end by itself, before it heard that it was to go: it need not run again.
-                self.forget_requeue(id, &ending(EndCause::Exited, seen, (node, job.kind)));
+                self.forget_requeue(id, &ending(EndCause::Exited, seen, (node, job.kind), &had));
             }
             if let Some(cause) = seen.cause {
-                let ending = ending(cause, seen, (node, job.kind));
+                let ending = ending(cause, seen, (node, job.kind), &had);
                 self.note_failure(now, &job, rank, &ending);
                 self.end_job(now, id, ending);
             }
             if seen.phase == ObservedPhase::Released {
                 // A node does not release what it was not told to end without saying why.
-                self.end_job(now, id, ending(EndCause::Exited, seen, (node, job.kind)));
+                self.end_job(now, id, ending(EndCause::Exited, seen, (node, job.kind), &had));
                 self.release(now, id, node);
             }
             return;
@@ -327,8 +332,32 @@ impl Broker {
     }
 }
 
+/// Memory that a job had on a node, bytes.
+struct MemoryHad {
+    /// What it may have.
+    limit: u64,
+    /// The most that it had; 0: not measured.
+    peak: u64,
+}
+
+impl MemoryHad {
+    /// "; its peak was 15.9 GiB of 16 GiB"; empty: it is not known.
+    fn in_words(&self) -> String {
+        match (self.peak, self.limit) {
+            (_, 0) => String::new(),
+            (0, limit) => format!("; its limit was {}", Bytes(limit)),
+            (peak, limit) => format!("; its peak was {} of {}", Bytes(peak), Bytes(limit)),
+        }
+    }
+}
+
 /// The end that a node reports.
-fn ending(cause: EndCause, seen: &ObservedJob, (node, kind): (&NodeName, JobKind)) -> Ending {
+fn ending(
+    cause: EndCause,
+    seen: &ObservedJob,
+    (node, kind): (&NodeName, JobKind),
+    had: &MemoryHad,
+) -> Ending {
     let what = match (kind, seen.exit_code) {
         (JobKind::Interactive, _) => "its container ended".to_owned(),
         (JobKind::Batch, Some(0) | None) => "its command ended".to_owned(),
@@ -355,9 +384,18 @@ fn ending(cause: EndCause, seen: &ObservedJob, (node, kind): (&NodeName, JobKind
     } else {
         format!(": {}", seen.detail)
     };
+    let memory = match cause {
+        EndCause::OutOfMemory => had.in_words(),
+        EndCause::StartFailed
+        | EndCause::Exited
+        | EndCause::Deadline
+        | EndCause::Lease
+        | EndCause::Tombstone
+        | EndCause::NodeRestarted => String::new(),
+    };
     Ending {
         state,
-        reason: format!("{what} (node {node}){detail}"),
+        reason: format!("{what} (node {node}{memory}){detail}"),
         exit_code: seen.exit_code,
     }
 }

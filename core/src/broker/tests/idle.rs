@@ -2,7 +2,7 @@
 //! knows, do not.
 
 use super::*;
-use crate::model::activity::{Counter, Seen, Signals, Used};
+use crate::model::activity::{Counter, HostUse, Seen, Signals, Used};
 
 const MINUTE: u64 = 60_000;
 const HOUR: u64 = 60 * MINUTE;
@@ -40,6 +40,7 @@ struct Quiet {
     since: Timestamp,
     active: Signals<Option<Timestamp>>,
     counter: Counter,
+    host: HostUse,
 }
 
 impl Quiet {
@@ -56,6 +57,7 @@ impl Quiet {
             since: world.now,
             active: Signals::default(),
             counter: Counter::default(),
+            host: HostUse::default(),
             world,
             job,
         };
@@ -92,6 +94,7 @@ impl Quiet {
             let said = Activity {
                 seen: Some(seen),
                 counter: self.counter.clone(),
+                host: self.host,
             };
             self.world.activity = [(self.key(), said)].into();
         }
@@ -324,6 +327,7 @@ fn nobody_is_ended_without_a_warning() {
         let said = Activity {
             seen: Some(seen(ago)),
             counter: Counter::default(),
+            host: HostUse::default(),
         };
         quiet.world.activity = [(quiet.key(), said)].into();
         quiet.world.report_at("n1", vec![told], stuck);
@@ -432,4 +436,84 @@ fn what_is_counted_is_kept_now_and_then_and_at_the_end() {
     quiet.beat();
     assert_eq!(quiet.world.state(quiet.job), JobState::Completed);
     assert_eq!(kept(&quiet), Some(330));
+}
+
+fn host(user_us: u64, peak_bytes: u64) -> HostUse {
+    HostUse {
+        user_us,
+        system_us: 0,
+        memory_bytes: peak_bytes / 2,
+        peak_bytes,
+    }
+}
+
+#[test]
+fn cpu_time_and_memory_are_known_at_once_and_kept_now_and_then_and_at_the_end() {
+    const SECOND: u64 = 1_000_000;
+    let mut quiet = Quiet::new(settings(), gpus(2));
+    let known = |quiet: &Quiet| {
+        let state = quiet.world.broker.state();
+        state.host_use(quiet.world.job(quiet.job))[0]
+    };
+    let kept = |quiet: &Quiet| {
+        let placed = quiet.world.job(quiet.job).last_placed().cloned().expect("placed");
+        placed.ranks[0].metered.host
+    };
+    assert!(known(&quiet).is_nothing());
+    quiet.host = host(SECOND, 1 << 30);
+    quiet.beat();
+    quiet.pass(6 * MINUTE);
+    assert_eq!((known(&quiet), kept(&quiet)), (quiet.host, quiet.host));
+    // Next to nothing is not worth a write, nor is each report.
+    let written = quiet.world.store.len();
+    quiet.host = host(SECOND + 900_000, 1 << 30);
+    quiet.pass(6 * MINUTE);
+    assert_eq!(quiet.world.store.len(), written);
+    quiet.host = host(9 * SECOND, 3 << 30);
+    quiet.beat();
+    assert_eq!(known(&quiet), quiet.host);
+    quiet.pass(6 * MINUTE);
+    assert_eq!(kept(&quiet), quiet.host);
+    // Another agent has not seen the peak that the one before it saw last.
+    quiet.host = host(10 * SECOND, 5 << 30);
+    quiet.beat();
+    (quiet.host, quiet.counter.since) = (host(11 * SECOND, 1 << 20), 900);
+    quiet.beat();
+    assert_eq!((kept(&quiet).user_us, kept(&quiet).peak_bytes), (11 * SECOND, 5 << 30));
+    quiet.world.restart(8);
+    assert_eq!((known(&quiet).user_us, known(&quiet).peak_bytes), (11 * SECOND, 5 << 30));
+    // The last word is the one that counts.
+    quiet.beat();
+    quiet.host = host(11 * SECOND + 1, 2 << 20);
+    let dev = || "dev".parse().expect("a name");
+    quiet.world.must(Input::StopSession(caller("alice"), dev(), None));
+    quiet.beat();
+    assert_eq!(quiet.world.state(quiet.job), JobState::Completed);
+    assert_eq!((kept(&quiet).user_us, kept(&quiet).peak_bytes), (11 * SECOND + 1, 5 << 30));
+    assert_eq!(known(&quiet).memory_bytes, 0, "it is over");
+}
+
+#[test]
+fn who_runs_out_of_memory_is_told_of_peak_and_limit() {
+    let mut quiet = Quiet::new(settings(), gpus(1));
+    let limit = quiet.world.job(quiet.job).placed().expect("placed").allocation.nodes[0].memory_bytes;
+    let told = |quiet: &mut Quiet, name| ObservedJob {
+        cause: Some(EndCause::OutOfMemory),
+        exit_code: Some(137),
+        ..quiet.world.seen(quiet.job, name, ObservedPhase::Stopping)
+    };
+    let name = quiet.nodes[0];
+    quiet.host = host(5, limit);
+    quiet.beat();
+    let told = told(&mut quiet, name);
+    quiet.world.report(name, vec![told]);
+    let gib = limit >> 30;
+    assert!(gib > 0);
+    let reason = quiet.world.reason(quiet.job);
+    assert_eq!(
+        reason,
+        format!(
+            "ran out of memory and was ended by the kernel (node {name}; its peak was {gib} GiB of {gib} GiB)"
+        )
+    );
 }

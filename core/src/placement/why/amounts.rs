@@ -19,7 +19,10 @@ impl fmt::Display for GpuMemory {
 }
 
 /// An amount of memory for people: binary units, rounded down to what is shown.
-pub struct Bytes(pub u64);
+pub struct Bytes(
+    /// How many.
+    pub u64,
+);
 
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use carrel_core::agent::{self, Agent, Myself, Now};
 use carrel_core::broker::{Broker, Caller, Change, Input, OpenSession, Settings, Violation, check};
-use carrel_core::model::activity::{Activity, Counter, Seen, Used};
+use carrel_core::model::activity::{Activity, Counter, HostUse, Seen, Used};
 use carrel_core::model::audit::Origin;
 use carrel_core::model::cpus::{Binding, CpuSet};
 use carrel_core::model::gang_network::RankNetwork;
@@ -169,6 +169,12 @@ fn activity() -> Activity {
         counter: Counter {
             since: 5,
             by_model: [("NVIDIA H100".to_owned(), Used { busy: 1, measured: 2 })].into(),
+        },
+        host: HostUse {
+            user_us: 1_000_000,
+            system_us: 1,
+            memory_bytes: 1 << 29,
+            peak_bytes: 1 << 30,
         },
     }
 }
