@@ -6,6 +6,7 @@ use serde::Serialize;
 
 mod found;
 mod history;
+mod host_use;
 mod job;
 mod node;
 mod plan;
@@ -17,6 +18,7 @@ mod words;
 
 pub use self::found::Found;
 pub use self::history::{HistoryJob, Usage, measured_in_all};
+pub use self::host_use::{HostUse, efficiency};
 pub use self::job::Job;
 pub use self::node::Node;
 pub use self::plan::{Explanation, Plan};

@@ -480,7 +480,10 @@ fn greedy(cluster: &Cluster, session: &Session<'_>) {
         session.record()["job"]["nodes"][0]["oom_kills"].as_u64() > Some(0)
     });
     let shown = cluster.carrel(ALICE, ["show", session.name()]).ok();
-    assert!(shown.contains("for want of memory (limit 128M)"), "{shown}");
+    assert!(
+        shown.contains("for want of memory (") && shown.contains("limit 128M)"),
+        "{shown}"
+    );
     let mut terminal =
         carrel_tests::terminal::Terminal::start(&cluster.ssh(ALICE, ["-tt"]).arg(session.alias()));
     terminal.expect("for want of memory; the limit is 128 MiB");

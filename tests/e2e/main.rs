@@ -28,6 +28,7 @@ mod idle;
 mod images;
 mod inside;
 mod lost_store;
+mod measured;
 mod mps;
 mod notebooks;
 mod open;

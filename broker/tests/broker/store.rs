@@ -10,7 +10,7 @@ use carrel_broker::store::{
 };
 use carrel_core::broker::{Change, ClusterRecord};
 use carrel_core::model::account::{Account, Limits, Member, Person};
-use carrel_core::model::activity::{Counter, Metered, Used};
+use carrel_core::model::activity::{Counter, HostUse, Metered, Used};
 use carrel_core::model::array::{ArrayPart, ArrayRecord, Shape};
 use carrel_core::model::audit::{Action, AuditRecord, Origin};
 use carrel_core::model::batch::{Batch, Output, Place};
@@ -170,6 +170,12 @@ fn entities() -> Vec<Change> {
             by_model: [("H100".to_owned(), used)].into(),
         });
     }
+    metered.host = HostUse {
+        user_us: 1,
+        system_us: 2,
+        memory_bytes: 3,
+        peak_bytes: 4,
+    };
     let placed = Placed {
         generation: Generation::first_of(7).next(),
         allocation: Allocation { nodes: vec![part] },

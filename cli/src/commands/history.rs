@@ -229,6 +229,8 @@ fn table(jobs: &[v1::HistoryJob]) -> String {
         "START",
         "ELAPSED",
         "GPUS",
+        "CPU",
+        "MEMORY",
         "EXIT",
         "NODES",
         "WHY",
@@ -236,8 +238,9 @@ fn table(jobs: &[v1::HistoryJob]) -> String {
     output::table(header, jobs.iter().map(row))
 }
 
-fn row(job: &v1::HistoryJob) -> [String; 12] {
+fn row(job: &v1::HistoryJob) -> [String; 14] {
     let terms = job.terms.clone().unwrap_or_default();
+    let used = view::HostUse::past(job);
     let started = job.started_ms.map(units::rfc3339).unwrap_or_default();
     [
         view::label(job.id, job.array.as_ref(), job.state()),
@@ -255,6 +258,9 @@ fn row(job: &v1::HistoryJob) -> [String; 12] {
             Some(_) => units::thousandths(job.gpu_milli),
             None => String::new(),
         },
+        used.and_then(view::HostUse::cpu_percent)
+            .map_or_else(String::new, |percent| format!("{percent:.0} %")),
+        used.and_then(view::HostUse::peak).map(units::bytes).unwrap_or_default(),
         job.exit_code.map(|code| code.to_string()).unwrap_or_default(),
         job.nodes.clone(),
         why(job),
@@ -303,12 +309,22 @@ mod tests {
         };
         let again = v1::HistoryJob {
             restarts: 2,
+            cpus: 4,
+            host_use: Some(v1::HostUseInAll {
+                sum: Some(v1::HostUse {
+                    cpu_user_us: 3_725_000_000,
+                    ..v1::HostUse::default()
+                }),
+                nodes: 2,
+                memory_peak_bytes: 3 << 30,
+                ..v1::HostUseInAll::default()
+            }),
             ..job(9, v1::JobState::Failed, Some(3))
         };
         insta::assert_snapshot!(table(&[again, waited]), @r"
-        JOB  NAME   USER   ACCOUNT  PARTITION  STATE      START                ELAPSED  GPUS  EXIT  NODES   WHY
-        9    train  alice  physics  all        FAILED     2026-01-01 00:00:00  1:02:05  2.5   3     n[1-2]  its command ended (queued again 2 times)
-        7    train  alice  physics  all        CANCELLED                                                    its command ended
+        JOB  NAME   USER   ACCOUNT  PARTITION  STATE      START                ELAPSED  GPUS  CPU   MEMORY  EXIT  NODES   WHY
+        9    train  alice  physics  all        FAILED     2026-01-01 00:00:00  1:02:05  2.5   25 %  3G      3     n[1-2]  its command ended (queued again 2 times)
+        7    train  alice  physics  all        CANCELLED                                                                  its command ended
         ");
     }
 

@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::output::visible;
 use crate::request::{Cpus, Memory};
 use crate::ssh::alias;
-use crate::{constraints, grant, output, units, view};
+use crate::{constraints, grant, output, times, units, view};
 
 /// Show a session or a job.
 #[derive(Clone, Debug, clap::Args)]
@@ -91,6 +91,7 @@ fn job_fields(job: &v1::Job) -> Vec<(&'static str, String)> {
         name if name.starts_with('/') || batch.workdir.is_empty() => name.to_owned(),
         name => format!("{}/{name}", batch.workdir.trim_end_matches('/')),
     };
+    let used = view::HostUse::of(job, times::now_ms());
     vec![
         ("job", view::label(job.id, job.array.as_ref(), job.state())),
         ("own number", own_number(job)),
@@ -107,6 +108,9 @@ fn job_fields(job: &v1::Job) -> Vec<(&'static str, String)> {
         ("own CPUs", grant::own_cpus(job)),
         ("in use by", in_use(job)),
         ("GPU use", job.measured.map(gpu_use).unwrap_or_default()),
+        ("CPU time", used.map(view::HostUse::cpu_text).unwrap_or_default()),
+        ("memory", used.map(view::HostUse::memory_text).unwrap_or_default()),
+        ("efficiency", view::efficiency(job)),
         ("ends when idle", ends_when_idle(job)),
         ("GPU model", models.into_iter().collect::<Vec<_>>().join(", ")),
         ("fence", fence(job)),
@@ -280,7 +284,7 @@ fn fence(job: &v1::Job) -> String {
     )
 }
 
-/// "the kernel ended 2 processes for want of memory (limit 8G)"; empty: it did not.
+/// "the kernel ended 2 processes for want of memory (peak 8G, limit 8G)"; empty: it did not.
 fn out_of_memory(job: &v1::Job) -> String {
     let hit = job.nodes.iter().filter(|node| node.oom_kills > 0);
     let told = hit.map(|node| {
@@ -291,7 +295,12 @@ fn out_of_memory(job: &v1::Job) -> String {
         } else {
             String::new()
         };
-        format!("the kernel ended {kills} {processes}{place} for want of memory (limit {limit})")
+        let peak = node.host_use.map_or(0, |used| used.memory_peak_bytes);
+        let peak = match peak {
+            0 => String::new(),
+            peak => format!("peak {}, ", units::bytes(peak)),
+        };
+        format!("the kernel ended {kills} {processes}{place} for want of memory ({peak}limit {limit})")
     });
     told.collect::<Vec<_>>().join("; ")
 }

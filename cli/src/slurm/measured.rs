@@ -146,7 +146,7 @@ fn average(used: &v1::HostUseInAll, sum: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::job::tests::{runs, waits};
+    use super::super::job::tests::runs;
     use super::*;
 
     #[test]
@@ -184,6 +184,5 @@ mod tests {
         assert_eq!(raw.max_rss(), "4198400");
         let nothing = Row { host_use: None, ..step };
         assert_eq!(shown(&nothing), "|||||||00:00:00|00:00:00|00:00:00||||");
-        assert_eq!(shown(&waits()), shown(&Row { host_use: waits().host_use, ..runs() }));
     }
 }

@@ -3,6 +3,7 @@
 use carrel_proto::v1;
 use serde::Serialize;
 
+use super::host_use::{HostUse, HostUseFields};
 use super::words::{job_kind, job_state};
 use super::{some, used_percent};
 use crate::units::rfc3339;
@@ -39,12 +40,15 @@ pub struct HistoryJob {
     used_gpu_hours: Option<f64>,
     used_percent: Option<f64>,
     #[serde(flatten)]
+    host_use: HostUseFields,
+    #[serde(flatten)]
     array: super::ArrayFields,
 }
 
 impl From<v1::HistoryJob> for HistoryJob {
     fn from(job: v1::HistoryJob) -> Self {
         let (kind, state) = (job.kind(), job.state());
+        let host_use = HostUse::fields(HostUse::past(&job));
         let terms = job.terms.unwrap_or_default();
         Self {
             id: job.id,
@@ -69,6 +73,7 @@ impl From<v1::HistoryJob> for HistoryJob {
             time_limit_seconds: job.time_limit_s,
             used_gpu_hours: job.measured.map(|measured| measured.used_gpu_hours),
             used_percent: job.measured.and_then(used_percent),
+            host_use,
             array: job.array.into(),
         }
     }

@@ -1,11 +1,15 @@
 //! Jobs, what they asked for, and what they hold.
 
+use std::time::Duration;
+
 use carrel_proto::v1;
 use carrel_proto::v1::gpu_unit_request::Unit;
 use serde::Serialize;
 
 use super::words::{job_kind, job_state};
+use super::host_use::{HostUse, HostUseFields};
 use super::{ArrayFields, some, used_percent};
+use crate::times;
 use crate::units::rfc3339;
 
 /// A job.
@@ -52,6 +56,8 @@ pub struct Job {
     /// Of its last run; null: it was not measured.
     used_gpu_hours: Option<f64>,
     used_percent: Option<f64>,
+    #[serde(flatten)]
+    host_use: HostUseFields,
     #[serde(flatten)]
     array: ArrayFields,
 }
@@ -125,6 +131,11 @@ pub struct NodeAllocation {
     network: Option<&'static str>,
     /// Its address there; null: it has none of its own.
     address: Option<String>,
+    /// CPU time there, and memory now and at most; null: it was not measured, or it does not run.
+    cpu_user_seconds: Option<f64>,
+    cpu_system_seconds: Option<f64>,
+    memory_used_bytes: Option<u64>,
+    memory_peak_bytes: Option<u64>,
 }
 
 /// A fence that held when it was tried.
@@ -192,7 +203,9 @@ impl From<v1::Job> for Job {
     fn from(job: v1::Job) -> Self {
         let terms = job.terms.clone().unwrap_or_default();
         let activity = job.activity.clone().unwrap_or_default();
+        let host_use = HostUse::fields(HostUse::of(&job, times::now_ms()));
         Self {
+            host_use,
             kind: job_kind(job.kind()),
             state: job_state(job.state()),
             id: job.id,
@@ -245,7 +258,15 @@ impl From<v1::NodeAllocation> for NodeAllocation {
             slice: some(g.slice),
             isolation: g.isolation,
         });
+        let host_use = held.host_use;
+        let seconds = |micros: u64| Duration::from_micros(micros).as_secs_f64();
+        let timed = host_use.filter(|used| used.cpu_user_us > 0 || used.cpu_system_us > 0);
+        let bytes = |bytes: Option<u64>| bytes.filter(|bytes| *bytes > 0);
         Self {
+            cpu_user_seconds: timed.map(|used| seconds(used.cpu_user_us)),
+            cpu_system_seconds: timed.map(|used| seconds(used.cpu_system_us)),
+            memory_used_bytes: bytes(host_use.map(|used| used.memory_bytes)),
+            memory_peak_bytes: bytes(host_use.map(|used| used.memory_peak_bytes)),
             node: held.node,
             gpus: gpus.collect(),
             cpus: held.cpus,
@@ -355,6 +376,12 @@ mod tests {
                     micros: 900,
                 }),
                 cpuset: "0-3,48-51".into(),
+                host_use: Some(v1::HostUse {
+                    cpu_user_us: 2_500_000,
+                    cpu_system_us: 0,
+                    memory_bytes: 0,
+                    memory_peak_bytes: 4_096,
+                }),
                 network: Some(v1::RankNetwork {
                     kind: Some(v1::rank_network::Kind::Address("10.214.0.7".into())),
                 }),
@@ -370,7 +397,10 @@ mod tests {
                        "cpus": 8, "memory_bytes": 1_073_741_824, "fence": {"checks": 40, "micros": 900}, "oom_kills": 0,
                        "cpuset": "0-3,48-51", "mems": null,
                        "switch_path": null, "block": null,
-                       "network": "routed", "address": "10.214.0.7"}],
+                       "network": "routed", "address": "10.214.0.7",
+                       "cpu_user_seconds": 2.5, "cpu_system_seconds": 0.0,
+                       "memory_used_bytes": null, "memory_peak_bytes": 4_096}],
+            "cpu_user_seconds": null, "cpu_used_percent": null, "memory_peak_bytes": null, "memory_peak_node": null,
             "exit_code": null,
         });
         for (name, value) in expected.as_object().unwrap() {

@@ -212,7 +212,7 @@ impl State {
     }
 
     /// What a job uses, or last used, of CPUs and memory on each of its nodes, by rank: as kept, and as its nodes have
-    /// said since. Memory of now is nothing once it is over.
+    /// said since. Memory of now is nothing once it is over, and while its node is not heard.
     pub fn host_use(&self, job: &Job) -> Vec<HostUse> {
         let Some(placed) = job.last_placed() else {
             return Vec::new();
@@ -224,11 +224,13 @@ impl State {
         let parts = placed.allocation.nodes.iter().zip(&placed.ranks);
         let of = |(part, status): (&NodeAllocation, &RankStatus)| {
             let mut host = status.metered.host;
-            let observed = self.links.get(&part.node).and_then(|link| link.observed.as_ref());
+            let link = self.links.get(&part.node);
+            let observed = link.and_then(|link| link.observed.as_ref());
             if let Some(said) = observed.and_then(|observed| observed.activity.get(&key)) {
                 host.take(said.host);
             }
-            if job.state() != JobState::Running {
+            let heard = link.is_some_and(|link| link.connected);
+            if !heard || job.state() != JobState::Running {
                 host.memory_bytes = 0;
             }
             host

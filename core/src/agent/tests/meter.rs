@@ -206,7 +206,7 @@ fn what_a_job_uses_of_its_host_is_told_to_its_end() {
         memory_bytes,
         peak_bytes: memory_bytes,
     };
-    let mut see = |rig: &mut Rig, host| rig.input(Input::HostUse(vec![(key(1), host), (key(9), host)]));
+    let see = |rig: &mut Rig, host| rig.input(Input::HostUse(vec![(key(1), host), (key(9), host)]));
     assert_eq!(see(&mut rig, HostUse::default()), []);
     assert!(rig.agent.observed(rig.now).activity.is_empty(), "nothing is counted here");
     assert_eq!(see(&mut rig, used(10, 500)), []);

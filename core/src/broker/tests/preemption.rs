@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::*;
+use crate::model::activity::HostUse;
 use crate::broker::schedule::find_place;
 use crate::model::batch::{Output, Place};
 use crate::model::ids::{JobKey, QosName};
@@ -528,6 +529,52 @@ fn a_batch_job_is_queued_again_by_its_owner_and_operators_and_stopped_for_good()
     };
     let refused = world.handle(Input::SubmitJob(caller("alice"), Box::new(nothing)));
     assert_eq!(refused.expect_err("empty").message, "there is no command to run");
+}
+
+/// Each run has its own figures, and the last one's are the job's.
+#[test]
+fn what_is_used_of_hosts_is_counted_anew_in_each_run() {
+    let mut world = World::new(&["n1"]);
+    let id = world.submit("alice", spec(4, 600, "normal"));
+    let used = |user_us| HostUse {
+        user_us,
+        system_us: 5,
+        memory_bytes: 7,
+        peak_bytes: user_us,
+    };
+    let report = |world: &mut World, host: HostUse, phase| {
+        let key = world.job(id).key().expect("placed");
+        let said = Activity {
+            host,
+            ..Activity::default()
+        };
+        world.activity = [(key, said)].into();
+        let seen = world.seen(id, "n1", phase);
+        world.report("n1", vec![seen]);
+    };
+    let known = |world: &World| world.broker.state().host_use(world.job(id));
+    report(&mut world, used(9_000_000), ObservedPhase::Ready);
+    assert_eq!(known(&world), [used(9_000_000)]);
+    world.must(Input::RequeueJob(caller("alice"), id.into()));
+    report(&mut world, used(9_500_000), ObservedPhase::Released);
+    assert_eq!(world.state(id), JobState::Configuring);
+    assert!(known(&world)[0].is_nothing(), "of another run");
+    report(&mut world, used(2_000_000), ObservedPhase::Ready);
+    let mut over = world.seen(id, "n1", ObservedPhase::Released);
+    (over.cause, over.exit_code) = (Some(EndCause::Exited), Some(0));
+    world.report("n1", vec![over]);
+    assert_eq!(world.state(id), JobState::Completed);
+    world.restart(8);
+    let last = HostUse {
+        memory_bytes: 0,
+        ..used(2_000_000)
+    };
+    assert_eq!(known(&world), [last]);
+    // What waits has none of it.
+    let waits = world.submit("alice", spec(8, 60, "normal"));
+    let next = world.submit("alice", spec(8, 60, "normal"));
+    assert!(world.broker.state().host_use(world.job(next)).is_empty());
+    assert_ne!(waits, next);
 }
 
 /// A session that gives way, and is stopped by its user as it does, does not come back.
