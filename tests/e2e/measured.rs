@@ -64,13 +64,18 @@ fn slurm(cluster: &Cluster, words: &[&str]) -> Vec<Vec<String>> {
     let output = cluster.cmd(ALICE, dir.join(name)).args(args).run();
     assert_eq!(output.code, 0, "{words:?}: {output}");
     let lines = output.stdout.lines();
-    lines.map(|line| line.split('|').map(str::to_owned).collect()).collect()
+    lines
+        .map(|line| line.split('|').map(str::to_owned).collect())
+        .collect()
 }
 
 /// Seconds of "1-02:03:04", "02:03:04", "03:04.567".
 fn seconds(text: &str) -> f64 {
     let (days, rest) = text.split_once('-').unwrap_or(("0", text));
-    let number = |text: &str| text.parse::<f64>().unwrap_or_else(|_| panic!("{text:?} is no time"));
+    let number = |text: &str| {
+        text.parse::<f64>()
+            .unwrap_or_else(|_| panic!("{text:?} is no time"))
+    };
     let within = rest.split(':').fold(0.0, |sum, part| sum * 60.0 + number(part));
     number(days) * 86_400.0 + within
 }
@@ -84,7 +89,10 @@ fn bytes(text: &str) -> u64 {
         "M" => 20,
         _ => 30,
     };
-    digits.parse::<u64>().unwrap_or_else(|_| panic!("{text:?} is no size")) << shift
+    digits
+        .parse::<u64>()
+        .unwrap_or_else(|_| panic!("{text:?} is no size"))
+        << shift
 }
 
 #[test]
@@ -95,7 +103,12 @@ fn what_a_job_uses_is_known_while_it_runs_and_after_whoever_dies() {
     });
     let script = cluster.sandbox().home(ALICE).join("measured.py");
     std::fs::write(&script, JOB).expect("written");
-    let submit = [&["submit", "--parsable"][..], &SMALL, &["--", "python3", "measured.py"]].concat();
+    let submit = [
+        &["submit", "--parsable"][..],
+        &SMALL,
+        &["--", "python3", "measured.py"],
+    ]
+    .concat();
     let id = cluster.carrel(ALICE, submit).ok().trim().to_owned();
     cluster.ready("it has burnt, and has its memory", |this| {
         let job = show(this, &id);
@@ -111,12 +124,31 @@ fn what_a_job_uses_is_known_while_it_runs_and_after_whoever_dies() {
 
     let shown = "--format=JobID,MaxRSS,MaxRSSNode,AveRSS,AveCPU,MinCPU";
     let stat = slurm(&cluster, &["sstat", "-nP", "-j", &format!("{id}.batch"), shown]);
-    assert_eq!((stat.len(), stat[0][0].as_str()), (1, format!("{id}.batch").as_str()));
-    assert!(bytes(&stat[0][1]) >= HAS * MIB && stat[0][1].ends_with(['K', 'M']), "{stat:?}");
-    assert_eq!((stat[0][2].as_str(), &stat[0][1]), ("n0", &stat[0][3]), "{stat:?}");
-    assert!(seconds(&stat[0][4]) >= BURNS && stat[0][4] == stat[0][5], "{stat:?}");
-    let raw = slurm(&cluster, &["sstat", "-nP", "--noconvert", "-j", &id, "-o", "MaxRSS"]);
-    assert!(raw[0][0].parse::<u64>().is_ok_and(|bytes| bytes >= HAS * MIB), "{raw:?}");
+    assert_eq!(
+        (stat.len(), stat[0][0].as_str()),
+        (1, format!("{id}.batch").as_str())
+    );
+    assert!(
+        bytes(&stat[0][1]) >= HAS * MIB && stat[0][1].ends_with(['K', 'M']),
+        "{stat:?}"
+    );
+    assert_eq!(
+        (stat[0][2].as_str(), &stat[0][1]),
+        ("n0", &stat[0][3]),
+        "{stat:?}"
+    );
+    assert!(
+        seconds(&stat[0][4]) >= BURNS && stat[0][4] == stat[0][5],
+        "{stat:?}"
+    );
+    let raw = slurm(
+        &cluster,
+        &["sstat", "-nP", "--noconvert", "-j", &id, "-o", "MaxRSS"],
+    );
+    assert!(
+        raw[0][0].parse::<u64>().is_ok_and(|bytes| bytes >= HAS * MIB),
+        "{raw:?}"
+    );
     let shown = "JobID,MaxRSS,MaxRSSNode,TotalCPU,UserCPU,SystemCPU,AveCPU";
     let rows = |cluster: &Cluster| slurm(cluster, &["sacct", "-nP", "-j", &id, "-o", shown]);
     let now = rows(&cluster);
@@ -127,16 +159,22 @@ fn what_a_job_uses_is_known_while_it_runs_and_after_whoever_dies() {
     tell(&cluster, "less");
     cluster.ready("its memory has gone", |this| {
         let job = show(this, &id);
-        job["memory_used_bytes"].as_u64().is_some_and(|bytes| bytes < HAS * MIB / 2)
+        job["memory_used_bytes"]
+            .as_u64()
+            .is_some_and(|bytes| bytes < HAS * MIB / 2)
     });
     cluster.agents[0].kill9();
     cluster.agents[0].restart();
     tell(&cluster, "more");
-    cluster.ready("the new agent counts on", |this| burnt(&show(this, &id)) >= 2.0 * BURNS);
+    cluster.ready("the new agent counts on", |this| {
+        burnt(&show(this, &id)) >= 2.0 * BURNS
+    });
     assert!(peak(&show(&cluster, &id)) >= HAS * MIB);
     cluster.broker.kill9();
     cluster.broker.restart();
-    cluster.ready("the broker answers", |this| this.carrel(ROOT, ["ps"]).run().code == 0);
+    cluster.ready("the broker answers", |this| {
+        this.carrel(ROOT, ["ps"]).run().code == 0
+    });
     assert!(peak(&show(&cluster, &id)) >= HAS * MIB, "{}", show(&cluster, &id));
 
     // It ends while nobody looks.
@@ -151,12 +189,18 @@ fn what_a_job_uses_is_known_while_it_runs_and_after_whoever_dies() {
     cluster.ready("its end is known", |this| show(this, &id)["state"] == "COMPLETED");
     let job = show(&cluster, &id);
     assert!(burnt(&job) >= 3.0 * BURNS, "{job}");
-    assert!(peak(&job) >= HAS * MIB && job["memory_used_bytes"].is_null(), "{job}");
+    assert!(
+        peak(&job) >= HAS * MIB && job["memory_used_bytes"].is_null(),
+        "{job}"
+    );
     let over = rows(&cluster);
     assert!(bytes(&over[1][1]) >= HAS * MIB && over[1][2] == "n0", "{over:?}");
     for row in &over {
         let [total, user, system] = [3, 4, 5].map(|field| seconds(&row[field]));
-        assert!(total >= 3.0 * BURNS && (total - user - system).abs() < 0.01, "{over:?}");
+        assert!(
+            total >= 3.0 * BURNS && (total - user - system).abs() < 0.01,
+            "{over:?}"
+        );
     }
     assert!(seconds(&over[1][6]) >= 3.0 * BURNS, "{over:?}");
     let text = cluster.carrel(ALICE, ["show", &id]).ok();
@@ -166,7 +210,10 @@ fn what_a_job_uses_is_known_while_it_runs_and_after_whoever_dies() {
         "{text}"
     );
     let past = cluster.json(ALICE, ["history", &id]);
-    assert!(peak(&past[0]) >= HAS * MIB && burnt(&past[0]) >= 3.0 * BURNS, "{past}");
+    assert!(
+        peak(&past[0]) >= HAS * MIB && burnt(&past[0]) >= 3.0 * BURNS,
+        "{past}"
+    );
     let table = cluster.carrel(ALICE, ["history", &id]).ok();
     assert!(table.contains("CPU") && table.contains("MEMORY"), "{table}");
 }
@@ -176,13 +223,32 @@ fn what_a_job_uses_is_known_while_it_runs_and_after_whoever_dies() {
 fn what_runs_out_of_memory_names_its_peak_and_its_limit() {
     let cluster = shared::cluster();
     let greedy = "x = b'x' * (1 << 30)";
-    let submit = ["submit", "--parsable", "-c", "1", "--mem", "64M", "--", "python3", "-c", greedy];
+    let submit = [
+        "submit",
+        "--parsable",
+        "-c",
+        "1",
+        "--mem",
+        "64M",
+        "--",
+        "python3",
+        "-c",
+        greedy,
+    ];
     let id = cluster.carrel(ALICE, submit).ok().trim().to_owned();
-    cluster.ready("it has run out of memory", |this| show(this, &id)["state"] == "OUT_OF_MEMORY");
+    cluster.ready("it has run out of memory", |this| {
+        show(this, &id)["state"] == "OUT_OF_MEMORY"
+    });
     let job = show(cluster, &id);
     assert!((48 * MIB..=65 * MIB).contains(&peak(&job)), "{job}");
     let reason = job["reason"].as_str().expect("a reason");
-    assert!(reason.contains("its peak was ") && reason.contains(" of 64 MiB"), "{reason}");
+    assert!(
+        reason.contains("its peak was ") && reason.contains(" of 64 MiB"),
+        "{reason}"
+    );
     let text = cluster.carrel(ALICE, ["show", &id]).ok();
-    assert!(text.contains("for want of memory (peak ") && text.contains("limit 64M)"), "{text}");
+    assert!(
+        text.contains("for want of memory (peak ") && text.contains("limit 64M)"),
+        "{text}"
+    );
 }

@@ -260,7 +260,9 @@ fn row(job: &v1::HistoryJob) -> [String; 14] {
         },
         used.and_then(view::HostUse::cpu_percent)
             .map_or_else(String::new, |percent| format!("{percent:.0} %")),
-        used.and_then(view::HostUse::peak).map(units::bytes).unwrap_or_default(),
+        used.and_then(view::HostUse::peak)
+            .map(units::bytes)
+            .unwrap_or_default(),
         job.exit_code.map(|code| code.to_string()).unwrap_or_default(),
         job.nodes.clone(),
         why(job),

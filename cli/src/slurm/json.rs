@@ -238,9 +238,7 @@ fn used(step: &Row) -> Value {
     let cpu_ms = sum.cpu_user_us.saturating_add(sum.cpu_system_us) / 1_000;
     let nodes = u64::from(used.nodes.max(1));
     let one = |kind: &str, count: u64| json!({"type": kind, "name": "", "id": 0, "count": count});
-    let on = |kind: &str, count: u64, node: &str, task: u32| {
-        json!({"type": kind, "name": "", "id": 0, "count": count, "node": node, "task": task})
-    };
+    let on = |kind: &str, count: u64, node: &str, task: u32| json!({"type": kind, "name": "", "id": 0, "count": count, "node": node, "task": task});
     json!({
         "max": [on("mem", used.memory_peak_bytes, &used.memory_peak_node, used.memory_peak_rank)],
         "min": [on("cpu", used.cpu_least_us / 1_000, &used.cpu_least_node, used.cpu_least_rank)],
@@ -346,7 +344,13 @@ mod tests {
             step["tres"]["requested"]["max"][0],
             json!({"type": "mem", "name": "", "id": 0, "count": 4_198_400, "node": "n2", "task": 1})
         );
-        assert_eq!(step["time"]["total"], json!({"seconds": 100, "microseconds": 41_000}));
-        assert_eq!(job["time"]["user"], json!({"seconds": 90, "microseconds": 500_000}));
+        assert_eq!(
+            step["time"]["total"],
+            json!({"seconds": 100, "microseconds": 41_000})
+        );
+        assert_eq!(
+            job["time"]["user"],
+            json!({"seconds": 90, "microseconds": 500_000})
+        );
     }
 }

@@ -180,9 +180,15 @@ mod tests {
         // A session has no step: it shows it itself.
         let session = Row { batch: false, ..job };
         assert_eq!(session.max_rss(), "4100K");
-        let raw = Row { units: words::Units::Bytes, ..session };
+        let raw = Row {
+            units: words::Units::Bytes,
+            ..session
+        };
         assert_eq!(raw.max_rss(), "4198400");
-        let nothing = Row { host_use: None, ..step };
+        let nothing = Row {
+            host_use: None,
+            ..step
+        };
         assert_eq!(shown(&nothing), "|||||||00:00:00|00:00:00|00:00:00||||");
     }
 }

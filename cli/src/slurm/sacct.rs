@@ -76,7 +76,12 @@ pub const USAGE: Usage = Usage {
             "with a time limit of this, or from this on",
         ),
         noted('T', "truncate", Nothing, "times are as they were"),
-        used(NONE, "units", Value, "measured memory in this unit: K, M, G, T, P"),
+        used(
+            NONE,
+            "units",
+            Value,
+            "measured memory in this unit: K, M, G, T, P",
+        ),
         used(NONE, "uid", Value, "of these users, by number"),
         used('U', "usage", Nothing, "how it is called"),
         used('u', "user", Value, "of these users; another's for operators"),
@@ -594,7 +599,10 @@ mod tests {
             ("", "4100K"),
         ] {
             let units = units(&read(line)).expect(line);
-            let step = Row { units, ..step.clone() };
+            let step = Row {
+                units,
+                ..step.clone()
+            };
             assert_eq!(step.max_rss(), shown, "{line}");
         }
         assert!(units(&read("--units=x")).is_err());

@@ -150,7 +150,10 @@ pub async fn run(called: &Called, given: Given) -> Result<u8> {
             Err(status) => return Err(status.into()),
         };
         let activity = job.activity.clone().unwrap_or_default();
-        let job = Row { units, ..Row::of(job) };
+        let job = Row {
+            units,
+            ..Row::of(job)
+        };
         if job.state == JobState::Running {
             let job = job.batch_step().unwrap_or(job);
             lines.push(Line { job, activity });
@@ -179,7 +182,15 @@ mod tests {
                 ..v1::Activity::default()
             },
         };
-        let words = ["JobID", "AveCPU", "MinCPU", "AveRSS", "MaxRSS", "MaxRSSNode", "TRESUsageInAve"];
+        let words = [
+            "JobID",
+            "AveCPU",
+            "MinCPU",
+            "AveRSS",
+            "MaxRSS",
+            "MaxRSSNode",
+            "TRESUsageInAve",
+        ];
         let words = words.map(str::to_owned);
         let columns = format::names(&words, FIELDS).expect("fields");
         let style = format::Style::Parsable {

@@ -228,8 +228,13 @@ impl Units {
     /// # Errors
     /// Another word.
     pub fn parse(text: &str) -> Result<Self> {
-        let known = Self::LETTERS.iter().skip(1).position(|letter| letter.eq_ignore_ascii_case(text));
-        let power = known.ok_or_else(|| CliError::usage(format!("Invalid unit type: {text}")).hint("one of K, M, G, T, P"))?;
+        let known = Self::LETTERS
+            .iter()
+            .skip(1)
+            .position(|letter| letter.eq_ignore_ascii_case(text));
+        let power = known.ok_or_else(|| {
+            CliError::usage(format!("Invalid unit type: {text}")).hint("one of K, M, G, T, P")
+        })?;
         Ok(Self::Power(power + 1))
     }
 

@@ -168,7 +168,8 @@ pub fn efficiency(job: &v1::Job) -> String {
     let gpu = job.measured.and_then(used_percent);
     let parts = [
         cpu.map(|share| format!("CPU {share}")),
-        used.and_then(HostUse::peak_share).map(|share| format!("memory {share}")),
+        used.and_then(HostUse::peak_share)
+            .map(|share| format!("memory {share}")),
         gpu.map(|percent| format!("GPU {percent:.0} %")),
     ];
     parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
@@ -221,10 +222,7 @@ mod tests {
             "CPU 43 % of 8 CPUs, memory 3.2G of 16G, GPU 87 %"
         );
         let used = HostUse::of(&over, 0).expect("measured");
-        assert_eq!(
-            used.cpu_text(),
-            "5:44, 43 % of 8 CPUs (0:44 of it in the kernel)"
-        );
+        assert_eq!(used.cpu_text(), "5:44, 43 % of 8 CPUs (0:44 of it in the kernel)");
         assert_eq!(used.memory_text(), "peak 3.2G of 16G on n2");
 
         let mut runs = v1::Job {
@@ -250,7 +248,13 @@ mod tests {
         };
         assert_eq!(efficiency(&unknown), "");
         let fields = serde_json::to_value(HostUse::fields(None)).expect("JSON");
-        assert!(fields.as_object().expect("an object").values().all(|value| value.is_null()));
+        assert!(
+            fields
+                .as_object()
+                .expect("an object")
+                .values()
+                .all(|value| value.is_null())
+        );
         // CPU time alone.
         let mut timed = job();
         timed.measured = None;

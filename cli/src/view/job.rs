@@ -6,8 +6,8 @@ use carrel_proto::v1;
 use carrel_proto::v1::gpu_unit_request::Unit;
 use serde::Serialize;
 
-use super::words::{job_kind, job_state};
 use super::host_use::{HostUse, HostUseFields};
+use super::words::{job_kind, job_state};
 use super::{ArrayFields, some, used_percent};
 use crate::times;
 use crate::units::rfc3339;

@@ -389,7 +389,10 @@ mod tests {
         let (version1, version2) = (cgroups(&["cpuacct", "memory", "unified"]), cgroups(&["v2"]));
         assert_eq!(version2.host_use("/job"), HostUse::default());
 
-        write("v2/job/cpu.stat", "usage_usec 5000\nuser_usec 4000\nsystem_usec 1000\nnr_periods 0\n");
+        write(
+            "v2/job/cpu.stat",
+            "usage_usec 5000\nuser_usec 4000\nsystem_usec 1000\nnr_periods 0\n",
+        );
         write(
             "v2/job/memory.stat",
             "anon 8192\nfile 999999\nkernel 77\nanon_thp 4096\nshmem 4096\ninactive_anon 3\n",
@@ -416,8 +419,14 @@ mod tests {
         // Nanoseconds, of which ticks say how they are divided; the second hierarchy stands still.
         write("cpuacct/job/cpuacct.usage", "8000000\n");
         write("cpuacct/job/cpuacct.stat", "user 3\nsystem 1\n");
-        write("unified/job/cpu.stat", "usage_usec 0\nuser_usec 0\nsystem_usec 0\n");
-        write("memory/job/memory.stat", "rss 1\ncache 7\ntotal_cache 9\ntotal_rss 4096\ntotal_shmem 8192\n");
+        write(
+            "unified/job/cpu.stat",
+            "usage_usec 0\nuser_usec 0\nsystem_usec 0\n",
+        );
+        write(
+            "memory/job/memory.stat",
+            "rss 1\ncache 7\ntotal_cache 9\ntotal_rss 4096\ntotal_shmem 8192\n",
+        );
         write("memory/job/memory.max_usage_in_bytes", "70000\n");
         let seen = HostUse {
             user_us: 6_000,
@@ -426,8 +435,17 @@ mod tests {
             peak_bytes: 12_288,
         };
         assert_eq!(version1.host_use("/job"), seen);
-        write("memory/job/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n");
-        assert_eq!(version1.host_use("/job"), HostUse { peak_bytes: 70_000, ..seen });
+        write(
+            "memory/job/memory.oom_control",
+            "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n",
+        );
+        assert_eq!(
+            version1.host_use("/job"),
+            HostUse {
+                peak_bytes: 70_000,
+                ..seen
+            }
+        );
         // No tick yet: all of it is taken for the user's.
         write("cpuacct/job/cpuacct.stat", "user 0\nsystem 0\n");
         let host = version1.host_use("/job");

@@ -208,11 +208,17 @@ fn what_a_job_uses_of_its_host_is_told_to_its_end() {
     };
     let see = |rig: &mut Rig, host| rig.input(Input::HostUse(vec![(key(1), host), (key(9), host)]));
     assert_eq!(see(&mut rig, HostUse::default()), []);
-    assert!(rig.agent.observed(rig.now).activity.is_empty(), "nothing is counted here");
+    assert!(
+        rig.agent.observed(rig.now).activity.is_empty(),
+        "nothing is counted here"
+    );
     assert_eq!(see(&mut rig, used(10, 500)), []);
     assert_eq!(see(&mut rig, used(20, 300)), []);
     let activity = said(&mut rig);
-    assert_eq!((activity.host.cpu_us(), activity.host.peak_bytes), (Some(27), 500));
+    assert_eq!(
+        (activity.host.cpu_us(), activity.host.peak_bytes),
+        (Some(27), 500)
+    );
     // It was seen, but not whether somebody uses it.
     assert_eq!((activity.seen, activity.counter.since), (None, 0));
     look(&mut rig, at_rest(0));
@@ -221,7 +227,10 @@ fn what_a_job_uses_of_its_host_is_told_to_its_end() {
     rig.event(key(1), ContainerEvent::Used(used(40, 0)));
     assert!(rig.event(key(1), exited(0)).contains(&Action::Report));
     let host = said(&mut rig).host;
-    assert_eq!((host.cpu_us(), host.memory_bytes, host.peak_bytes), (Some(47), 0, 500));
+    assert_eq!(
+        (host.cpu_us(), host.memory_bytes, host.peak_bytes),
+        (Some(47), 0, 500)
+    );
     rig.event(key(1), ContainerEvent::Used(used(50, 0)));
     rig.event(key(1), released());
     assert_eq!(rig.phase(key(1)), Some(ObservedPhase::Released));

@@ -188,9 +188,17 @@ impl Broker {
         let ours = |seen: &&ObservedJob| seen.key == key && seen.cluster == self.state.cluster.id;
         let seen = observed.jobs.iter().find(ours);
         if let Some(seen) = seen {
-            let had = MemoryHad {
-                limit: placed.allocation.nodes[rank].memory_bytes,
-                peak: self.state.host_use(&job).get(rank).map_or(0, |host| host.peak_bytes),
+            let had = match seen.cause {
+                Some(EndCause::OutOfMemory) => MemoryHad {
+                    limit: placed.allocation.nodes[rank].memory_bytes,
+                    peak: self
+                        .state
+                        .host_use(&job)
+                        .get(rank)
+                        .map_or(0, |host| host.peak_bytes),
+                },
+                // Not asked for.
+                Some(_) | None => MemoryHad::default(),
             };
             self.see_rank(now, &job, placed, rank, seen);
             if seen.cause == Some(EndCause::Exited) && seen.exit_code == Some(0) {
@@ -333,8 +341,9 @@ impl Broker {
 }
 
 /// Memory that a job had on a node, bytes.
+#[derive(Default)]
 struct MemoryHad {
-    /// What it may have.
+    /// What it may have; 0: not known.
     limit: u64,
     /// The most that it had; 0: not measured.
     peak: u64,

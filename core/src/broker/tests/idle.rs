@@ -479,9 +479,15 @@ fn cpu_time_and_memory_are_known_at_once_and_kept_now_and_then_and_at_the_end() 
     quiet.beat();
     (quiet.host, quiet.counter.since) = (host(11 * SECOND, 1 << 20), 900);
     quiet.beat();
-    assert_eq!((kept(&quiet).user_us, kept(&quiet).peak_bytes), (11 * SECOND, 5 << 30));
+    assert_eq!(
+        (kept(&quiet).user_us, kept(&quiet).peak_bytes),
+        (11 * SECOND, 5 << 30)
+    );
     quiet.world.restart(8);
-    assert_eq!((known(&quiet).user_us, known(&quiet).peak_bytes), (11 * SECOND, 5 << 30));
+    assert_eq!(
+        (known(&quiet).user_us, known(&quiet).peak_bytes),
+        (11 * SECOND, 5 << 30)
+    );
     // The last word is the one that counts.
     quiet.beat();
     quiet.host = host(11 * SECOND + 1, 2 << 20);
@@ -489,14 +495,24 @@ fn cpu_time_and_memory_are_known_at_once_and_kept_now_and_then_and_at_the_end() 
     quiet.world.must(Input::StopSession(caller("alice"), dev(), None));
     quiet.beat();
     assert_eq!(quiet.world.state(quiet.job), JobState::Completed);
-    assert_eq!((kept(&quiet).user_us, kept(&quiet).peak_bytes), (11 * SECOND + 1, 5 << 30));
+    assert_eq!(
+        (kept(&quiet).user_us, kept(&quiet).peak_bytes),
+        (11 * SECOND + 1, 5 << 30)
+    );
     assert_eq!(known(&quiet).memory_bytes, 0, "it is over");
 }
 
 #[test]
 fn who_runs_out_of_memory_is_told_of_peak_and_limit() {
     let mut quiet = Quiet::new(settings(), gpus(1));
-    let limit = quiet.world.job(quiet.job).placed().expect("placed").allocation.nodes[0].memory_bytes;
+    let limit = quiet
+        .world
+        .job(quiet.job)
+        .placed()
+        .expect("placed")
+        .allocation
+        .nodes[0]
+        .memory_bytes;
     let told = |quiet: &mut Quiet, name| ObservedJob {
         cause: Some(EndCause::OutOfMemory),
         exit_code: Some(137),

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use super::*;
-use crate::model::activity::HostUse;
 use crate::broker::schedule::find_place;
+use crate::model::activity::HostUse;
 use crate::model::batch::{Output, Place};
 use crate::model::ids::{JobKey, QosName};
 use crate::model::job::Phase;
