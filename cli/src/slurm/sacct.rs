@@ -351,7 +351,9 @@ pub async fn run(called: &Called, given: Given) -> Result<u8> {
     let mut client = called.context.client().await?;
     let mut rows = found(&mut client, &wanted.request).await?;
     rows.retain(|row| wanted.takes(row));
-    rows.iter_mut().for_each(|row| row.units = units);
+    for row in &mut rows {
+        row.units = units;
+    }
     // As they were submitted, the tasks of an array beside each other.
     rows.sort_by_key(|row| (row.array_id(), row.task().unwrap_or(u32::MAX), row.id));
     if given.has("json") {
