@@ -119,8 +119,14 @@ impl Broker {
         let id = session.id;
         let known = self.state.jobs.get(&key.job).map(|job| (**job).clone());
         let asked = known.as_ref().map_or(&session.spec.request, |job| &job.request);
+        let has_whole = |(part, asked): (&FoundPart, &ResourceRequest)| {
+            let node = self.state.nodes.get(&part.node);
+            !asked.exclusive || node.is_some_and(|node| part.seen.cpus >= node.inventory.cpus)
+        };
         // The session may have been asked for otherwise since the backup.
-        let request = if asked.all_nodes() == parts.len() as u64 {
+        let request = if asked.all_nodes() == parts.len() as u64
+            && parts.iter().zip(asked.by_rank()).all(has_whole)
+        {
             asked.clone()
         } else {
             held(&parts).into()
