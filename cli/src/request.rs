@@ -603,7 +603,7 @@ mod tests {
         let parse = |line: &str| Cli::try_parse_from(format!("carrel alloc {line}").split_whitespace());
         for line in [
             "--gpus -1",
-            "--gpus 0",
+            "--gpus-per-task 0",
             "-N 0",
             "-c -4",
             "--mem -1",
