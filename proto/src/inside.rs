@@ -26,6 +26,13 @@ pub const DEADLINE: &str = "/.carrel/api/deadline.json";
 pub const HOSTFILE_NAME: &str = "hostfile";
 /// The same, as programs in the container find it: the value of `CARREL_HOSTFILE` in every channel.
 pub const HOSTFILE: &str = "/.carrel/api/hostfile";
+/// Where the container takes what tasks of steps write (`RanksSays`), to be kept by rank.
+pub const RANKS_SOCKET: &str = "/.carrel/ranks.sock";
+/// Directory in process 1's run directory with what is kept of them: `RANK.0` and `RANK.1` each, two files in turn as
+/// those of the job's own output, and [`RANKS_BEGUN`].
+pub const RANKS_DIR: &str = "ranks";
+/// Which tasks have begun: a `RanksBegun`, replaced whole.
+pub const RANKS_BEGUN: &str = "begun";
 /// Metadata key of the allocation that a call comes from, a [`JobKey`] as text:
 /// set by agents alone.
 pub const HEADER: &str = "carrel-job";

@@ -35,6 +35,7 @@ mod open;
 mod placement;
 mod processes;
 mod queue;
+mod ranks;
 mod reservations;
 mod resume;
 mod root;

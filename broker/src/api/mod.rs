@@ -261,7 +261,7 @@ calls! {
     requeue_job RequeueJob: GetJobRequest -> Job;
     cancel_job CancelJob: GetJobRequest -> Job;
     signal_job SignalJob: SignalJobRequest -> Job;
-    open_log OpenLog: GetJobRequest -> OpenStreamResponse;
+    open_log OpenLog: OpenLogRequest -> OpenStreamResponse;
     get_job GetJob: GetJobRequest -> Job;
     list_history ListHistory: ListHistoryRequest -> ListHistoryResponse;
     get_usage GetUsage: GetUsageRequest -> GetUsageResponse;

@@ -1,8 +1,8 @@
-//! Permission for one look at what a job's first node keeps of its output.
+//! Permission for one look at what a job's first node keeps of its output, or all of its nodes do of its steps' tasks.
 
 use carrel_core::model::job::{JobKind, Phase};
 use carrel_proto::stream::{Id, Ticket};
-use carrel_proto::v1::{GetJobRequest, OpenStreamResponse, StreamTicket};
+use carrel_proto::v1::{NodeTicket, OpenLogRequest, OpenStreamResponse, StreamTicket};
 use tonic::{Code, Status};
 
 use super::open_stream::{endpoints, no_gateway};
@@ -10,7 +10,7 @@ use super::refuse::{self, with_hint};
 use super::ticket::VALIDITY;
 use super::{Call, job_ref};
 
-pub(super) async fn open_log(call: Call, request: GetJobRequest) -> Result<OpenStreamResponse, Status> {
+pub(super) async fn open_log(call: Call, request: OpenLogRequest) -> Result<OpenStreamResponse, Status> {
     let snapshot = call.snapshot();
     let caller = &call.asker.caller;
     let name = job_ref(request.id, &request.tasks)?;
@@ -19,7 +19,7 @@ pub(super) async fn open_log(call: Call, request: GetJobRequest) -> Result<OpenS
     if job.owner != caller.user {
         caller.must_reach_others(call.right).map_err(refuse::status)?;
     }
-    if job.kind != JobKind::Batch {
+    if job.kind != JobKind::Batch && !request.all_nodes {
         let hint = format!("`carrel attach {}` shows its terminals", job.name);
         return Err(with_hint(
             Code::FailedPrecondition,
@@ -40,7 +40,8 @@ pub(super) async fn open_log(call: Call, request: GetJobRequest) -> Result<OpenS
         };
         return Err(with_hint(Code::FailedPrecondition, message, &hint));
     };
-    let Some(first) = placed.allocation.nodes.first() else {
+    let nodes = &placed.allocation.nodes;
+    let Some(first) = nodes.first() else {
         return Err(Status::internal("an allocation without nodes"));
     };
     let endpoints = endpoints(&call);
@@ -48,25 +49,39 @@ pub(super) async fn open_log(call: Call, request: GetJobRequest) -> Result<OpenS
         return Err(no_gateway());
     }
     let now = call.context.clock.now();
-    let ticket_id: Id = rand::random();
-    let content = StreamTicket {
-        id: ticket_id.to_vec(),
-        job: job.id.0,
-        generation: placed.generation.0,
-        node: first.node.to_string(),
-        user: caller.user.to_string(),
-        session: 0,
-        expires_ms: now.after(VALIDITY).millis(),
-        made_ms: now.millis(),
-        stream: Vec::new(),
-        log: true,
+    let ticket = |node: String| {
+        let ticket_id: Id = rand::random();
+        let content = StreamTicket {
+            id: ticket_id.to_vec(),
+            job: job.id.0,
+            generation: placed.generation.0,
+            node,
+            user: caller.user.to_string(),
+            session: 0,
+            expires_ms: now.after(VALIDITY).millis(),
+            made_ms: now.millis(),
+            stream: Vec::new(),
+            log: true,
+        };
+        Ticket::new(call.context.gateways.stream_key(), &content)
     };
-    let ticket = Ticket::new(call.context.gateways.stream_key(), &content);
-    Ok(OpenStreamResponse {
+    let mut answer = OpenStreamResponse {
         endpoints,
-        ticket: ticket.content,
-        secret: ticket.secret.to_vec(),
-        host_principal: String::new(),
-        host_key: String::new(),
-    })
+        ..OpenStreamResponse::default()
+    };
+    if request.all_nodes {
+        let permit = |node: String| {
+            let ticket = ticket(node.clone());
+            NodeTicket {
+                node,
+                ticket: ticket.content,
+                secret: ticket.secret.to_vec(),
+            }
+        };
+        answer.nodes = nodes.iter().map(|rank| permit(rank.node.to_string())).collect();
+    } else {
+        let ticket = ticket(first.node.to_string());
+        (answer.ticket, answer.secret) = (ticket.content, ticket.secret.to_vec());
+    }
+    Ok(answer)
 }

@@ -53,6 +53,7 @@ pub(super) async fn open_stream(
         secret: ticket.secret.to_vec(),
         host_principal,
         host_key,
+        nodes: Vec::new(),
     })
 }
 

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::BytesMut;
+use carrel_proto::inside::RANKS_SOCKET;
 use carrel_proto::v1;
 use nix::sched::sched_getaffinity;
 use nix::sys::signal::{Signal, killpg};
@@ -21,6 +22,7 @@ use tokio::sync::{Mutex, mpsc, watch};
 use v1::step_event::What as Event;
 use v1::step_says::What as Says;
 
+use super::kept::{Copies, Keeping};
 use super::claims::{self, Claim, Claimed, Need, Process, Whole};
 use super::signals::Signals;
 use super::variables::{self, Variables};
@@ -49,6 +51,9 @@ pub struct NodeArgs {
     /// Where the list of the job's steps is
     #[arg(long, value_name = "DIR", default_value = STATE)]
     pub state: PathBuf,
+    /// Where what tasks write is kept by rank
+    #[arg(long, value_name = "SOCKET", default_value = RANKS_SOCKET)]
+    pub ranks: PathBuf,
 }
 
 /// Runs the tasks that the first message on stdin asks for.
@@ -147,13 +152,21 @@ async fn tasks(
         None => return Ok(()),
     }
     let variables = variables::of_step(start, claim.step, own);
-    let mut running = Running::new(start, claim.step, events.clone());
+    let begin = v1::RanksBegin {
+        step: claim.step,
+        command: start.command.join(" "),
+        ranks: start.ranks.clone(),
+    };
+    let keeping = Keeping::begin(args.ranks.clone(), begin);
+    let mut running = Running::new(start, claim.step, events.clone(), keeping.copies());
     for (local, rank) in start.ranks.iter().copied().enumerate() {
         let share = Share::of(start, &claim, &whole, local);
         let env = variables::of_task(&variables, rank, local, share.gpus.as_deref());
         running.begin(start, rank, &share, env).await;
     }
-    running.until_over(said).await
+    let over = running.until_over(said).await;
+    keeping.end().await;
+    over
 }
 
 /// What the container has, and whether the numbers of the CPUs are those that it is kept to: where it is not, they
@@ -274,6 +287,7 @@ type Stdin = Box<dyn AsyncWrite + Unpin + Send>;
 /// The tasks that have begun.
 struct Running {
     events: mpsc::Sender<Event>,
+    copies: Copies,
     step: u32,
     /// Process groups, by rank.
     groups: BTreeMap<u32, Pid>,
@@ -286,11 +300,12 @@ struct Running {
 }
 
 impl Running {
-    fn new(start: &v1::StepStart, step: u32, events: mpsc::Sender<Event>) -> Self {
+    fn new(start: &v1::StepStart, step: u32, events: mpsc::Sender<Event>, copies: Copies) -> Self {
         let (ends, ended) = mpsc::channel(QUEUE);
         let index = usize::try_from(start.node_index).unwrap_or(usize::MAX);
         Self {
             events,
+            copies,
             step,
             groups: BTreeMap::new(),
             inputs: Arc::default(),
@@ -359,21 +374,21 @@ impl Running {
         }
         let fed = start.input.contains(&rank);
         command.stdin(if fed { Stdio::piped() } else { Stdio::null() });
-        let files = self.files(start, rank)?;
-        let piped = |file: Option<File>| file.map_or_else(Stdio::piped, Stdio::from);
+        let (out, errors) = self.files(start, rank)?;
         let both = start.stderr.is_empty() && !start.stdout.is_empty();
-        let errors = if both {
-            files
-                .0
-                .as_ref()
-                .map(File::try_clone)
-                .transpose()
-                .context("an output file")?
-        } else {
-            files.1
-        };
-        command.stdout(piped(files.0)).stderr(piped(errors));
+        let mut streams: Vec<Stream> = Vec::new();
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        if both {
+            // One pipe, so that what goes to one file has one order.
+            let (reader, writer) = std::io::pipe().context("a pipe for the task")?;
+            let copy = writer.try_clone().context("a pipe for the task")?;
+            command.stdout(writer).stderr(copy);
+            let reader = pipe::Receiver::from_owned_fd(reader.into()).context("a pipe for the task")?;
+            streams.push(Stream::new(false, reader, out));
+        }
         let mut child = spawn(&mut command)?;
+        // The child's copies are the task's.
+        drop(command);
         let pid = pid_of(&child);
         if let Some(stdin) = child.stdin.take() {
             let inputs = Arc::clone(&self.inputs);
@@ -382,20 +397,11 @@ impl Running {
                 inputs.push(Box::new(stdin));
             }
         }
-        let streams: Vec<(bool, Box<dyn AsyncRead + Unpin + Send>)> = [
-            child.stdout.take().map(|out| (false, Box::new(out) as _)),
-            child.stderr.take().map(|err| (true, Box::new(err) as _)),
-        ]
-        .into_iter()
-        .flatten()
-        .collect();
-        tokio::spawn(follow(
-            child,
-            rank,
-            streams,
-            self.events.clone(),
-            self.ends.clone(),
-        ));
+        if !both {
+            streams.extend(child.stdout.take().map(|stdout| Stream::new(false, stdout, out)));
+            streams.extend(child.stderr.take().map(|stderr| Stream::new(true, stderr, errors)));
+        }
+        self.follow(child, rank, streams, Some(self.copies.clone()));
         Ok(pid)
     }
 
@@ -427,15 +433,18 @@ impl Running {
             inputs.push(Box::new(writer));
         }
         self.terminal = Some(pty.master);
-        let streams: Vec<(bool, Box<dyn AsyncRead + Unpin + Send>)> = vec![(false, Box::new(reader))];
-        tokio::spawn(follow(
-            child,
-            rank,
-            streams,
-            self.events.clone(),
-            self.ends.clone(),
-        ));
+        // What a terminal shows is no text to keep.
+        self.follow(child, rank, vec![Stream::new(false, reader, None)], None);
         Ok(pid)
+    }
+
+    fn follow(&self, child: Child, rank: u32, streams: Vec<Stream>, copies: Option<Copies>) {
+        let heard = Heard {
+            rank,
+            events: self.events.clone(),
+            copies,
+        };
+        tokio::spawn(follow(child, streams, heard, self.ends.clone()));
     }
 
     /// The files of a task's output, where such are asked for.
@@ -558,6 +567,81 @@ fn pid_of(child: &Child) -> Pid {
     )
 }
 
+/// One of a task's outputs.
+struct Stream {
+    stderr: bool,
+    from: Box<dyn AsyncRead + Unpin + Send>,
+    /// None: it is sent to the client.
+    file: Option<tokio::fs::File>,
+}
+
+impl Stream {
+    fn new(stderr: bool, from: impl AsyncRead + Unpin + Send + 'static, file: Option<File>) -> Self {
+        Self {
+            stderr,
+            from: Box::new(from),
+            file: file.map(tokio::fs::File::from_std),
+        }
+    }
+}
+
+/// Who hears what a task says.
+#[derive(Clone)]
+struct Heard {
+    rank: u32,
+    events: mpsc::Sender<Event>,
+    /// None: nothing of it is kept.
+    copies: Option<Copies>,
+}
+
+impl Heard {
+    /// Hands on all that comes from an output, until its end or until nothing came for a while after the task's.
+    async fn hear(self, stream: Stream, mut is_over: watch::Receiver<bool>) {
+        let Stream { stderr, mut from, mut file } = stream;
+        let mut buffer = BytesMut::with_capacity(READ);
+        let mut wanted = true;
+        loop {
+            buffer.reserve(READ);
+            // Both are safe to cancel. How long the client takes for what was read counts for nothing.
+            let read = tokio::select! {
+                read = from.read_buf(&mut buffer) => read,
+                () = silence(&mut is_over) => break,
+            };
+            // A terminal whose last process has gone says so with an error.
+            if !read.is_ok_and(|read| read > 0) {
+                break;
+            }
+            if let Some(copies) = &self.copies {
+                copies.add(self.rank, &buffer);
+            }
+            let data = buffer.split();
+            if !wanted {
+                // The task is not held up.
+            } else if let Some(out) = &mut file {
+                if let Err(error) = out.write_all(&data).await {
+                    self.lost(&error).await;
+                    wanted = false;
+                }
+            } else {
+                let (rank, data) = (self.rank, data.to_vec());
+                let output = v1::StepOutput { rank, stderr, data };
+                wanted = self.events.send(Event::Output(output)).await.is_ok();
+            }
+        }
+        if let Some(out) = file.as_mut().filter(|_| wanted)
+            && let Err(error) = out.flush().await
+        {
+            self.lost(&error).await;
+        }
+    }
+
+    /// The file takes no more.
+    async fn lost(&self, error: &std::io::Error) {
+        let note = format!("the output file of task {} cannot be written: {error}", self.rank);
+        self.events.send(Event::Note(note)).await.ok();
+    }
+}
+
 /// So long nothing came after the task's end.
 async fn silence(is_over: &mut watch::Receiver<bool>) {
     // The other end lives as long as whoever reads.
@@ -566,41 +650,12 @@ async fn silence(is_over: &mut watch::Receiver<bool>) {
 }
 
 /// Tells what a task writes, and then how it ended.
-async fn follow(
-    mut child: Child,
-    rank: u32,
-    streams: Vec<(bool, Box<dyn AsyncRead + Unpin + Send>)>,
-    events: mpsc::Sender<Event>,
-    ends: mpsc::Sender<u32>,
-) {
+async fn follow(mut child: Child, streams: Vec<Stream>, heard: Heard, ends: mpsc::Sender<u32>) {
+    let (rank, events) = (heard.rank, heard.events.clone());
     let mut readers = tokio::task::JoinSet::new();
     let (over, is_over) = watch::channel(false);
-    for (stderr, mut stream) in streams {
-        let (events, mut is_over) = (events.clone(), is_over.clone());
-        readers.spawn(async move {
-            let mut buffer = BytesMut::with_capacity(READ);
-            loop {
-                buffer.reserve(READ);
-                // Both are safe to cancel. How long the client takes for what was read counts for nothing.
-                let read = tokio::select! {
-                    read = stream.read_buf(&mut buffer) => read,
-                    () = silence(&mut is_over) => return,
-                };
-                match read {
-                    // A terminal whose last process has gone says so with an error.
-                    Ok(0) | Err(_) => return,
-                    Ok(_) => {
-                        let data = buffer.split().to_vec();
-                        let output = v1::StepOutput { rank, stderr, data };
-                        if events.send(Event::Output(output)).await.is_err() {
-                            // Nobody wants it; the task is not held up.
-                            tokio::io::copy(&mut stream, &mut tokio::io::sink()).await.ok();
-                            return;
-                        }
-                    }
-                }
-            }
-        });
+    for stream in streams {
+        readers.spawn(heard.clone().hear(stream, is_over.clone()));
     }
     let status = child.wait().await;
     over.send_replace(true);

@@ -520,7 +520,7 @@ impl Broker for Service {
         Self::not_here()
     }
 
-    async fn open_log(&self, _: Request<v1::GetJobRequest>) -> Answer<v1::OpenStreamResponse> {
+    async fn open_log(&self, _: Request<v1::OpenLogRequest>) -> Answer<v1::OpenStreamResponse> {
         Self::not_here()
     }
 

@@ -60,7 +60,7 @@ pub fn main() -> ExitCode {
 
 /// A user's `kill -1`, and the end of the container, are for the command: what it says last is to be heard.
 #[allow(unsafe_code)]
-fn ignore_signals() {
+pub fn ignore_signals() {
     for number in [Signal::SIGHUP, Signal::SIGINT, Signal::SIGTERM, Signal::SIGQUIT] {
         // SAFETY: to ignore a signal runs no code.
         let _ = unsafe { signal(number, SigHandler::SigIgn) };
@@ -127,8 +127,8 @@ impl Source {
     }
 }
 
-/// What the node keeps.
-struct Kept {
+/// What the node keeps: the newest of one text, in two files in turn.
+pub struct Kept {
     files: [File; 2],
     /// The one that is written.
     current: usize,
@@ -141,8 +141,8 @@ struct Kept {
 }
 
 impl Kept {
-    /// Goes on after what is there.
-    fn open(mut files: [File; 2], segment: u64) -> io::Result<Self> {
+    /// Goes on after what is there. `segment`: bytes of output in each.
+    pub fn open(mut files: [File; 2], segment: u64) -> io::Result<Self> {
         let found = [content(&mut files[0])?, content(&mut files[1])?];
         let current = match found {
             [Some(first), Some(second)] if second.0 > first.0 => 1,
@@ -176,8 +176,30 @@ impl Kept {
         Ok(())
     }
 
+    /// Bytes that both files hold.
+    pub fn held(&self) -> io::Result<u64> {
+        Ok(self.files[0].metadata()?.len() + self.files[1].metadata()?.len())
+    }
+
+    /// Whether nothing was ever written.
+    pub fn is_new(&self) -> bool {
+        self.base + self.length == 0
+    }
+
+    /// Whether the last byte ends a line, or there is none.
+    pub fn is_at_line_start(&mut self) -> io::Result<bool> {
+        if self.length == 0 {
+            return Ok(true);
+        }
+        let file = &mut self.files[self.current];
+        file.seek(SeekFrom::Current(-1))?;
+        let mut last = [0];
+        file.read_exact(&mut last)?;
+        Ok(last == *b"\n")
+    }
+
     /// What cannot be kept is not: the user's own file has it.
-    fn add(&mut self, mut bytes: &[u8]) {
+    pub fn add(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             if self.length >= self.segment && self.begin(1 - self.current, self.base + self.length).is_err() {
                 return;

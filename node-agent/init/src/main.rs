@@ -1,6 +1,6 @@
 //! carrel-init: process 1 of every Carrel container, and its SSH server.
 //!
-//! One static binary in three roles:
+//! One static binary in four roles:
 //!
 //! - The **keeper** ([`keeper`]) is process 1. It prepares the container, drops its privileges for
 //!   good, and from then on only forks, waits and reaps. It holds what must outlive the SSH
@@ -10,11 +10,14 @@
 //!   another; running processes go on.
 //! - The **logger** ([`logger`]) is there for a batch job's command: it copies what that writes to the
 //!   user's files and to what the node keeps. When it dies, another goes on where it was.
+//! - The **ranks' keeper** ([`ranks`]) is there while a step runs tasks here: it takes what they write
+//!   and keeps the newest of each for the node. The keeper starts it when somebody connects.
 //!
 //! ```text
-//! carrel-init [--run-dir DIR] [--etc DIR] [--lease-ms N]     the keeper
+//! carrel-init [--run-dir DIR] [--etc DIR] [--lease-ms N] [--ranks SOCKET]     the keeper
 //! carrel-init serve                                         the server; only the keeper starts it
 //! carrel-init log                                           the logger; only the keeper starts it
+//! carrel-init ranks                                         the ranks' keeper; only the keeper starts it
 //! ```
 //!
 //! Exit codes: 0 ended as asked (a stop request, SIGTERM, SIGINT), 1 could not start, 2 wrong
@@ -25,6 +28,7 @@ mod clock;
 mod files;
 mod keeper;
 mod logger;
+mod ranks;
 mod server;
 mod wire;
 
@@ -37,13 +41,16 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use carrel_proto::inside::RANKS_SOCKET;
+
 /// Where the node agent mounts the run directory.
 const DEFAULT_RUN_DIR: &str = "/.carrel/run";
 
-const USAGE: &str = "usage: carrel-init [--run-dir DIR] [--etc DIR] [--lease-ms N]
+const USAGE: &str = "usage: carrel-init [--run-dir DIR] [--etc DIR] [--lease-ms N] [--ranks SOCKET]
   --run-dir DIR   directory with init.pb; ctl.sock and ssh.sock appear in it (default /.carrel/run)
   --etc DIR       directory whose passwd and group get the user (default /etc, when process 1 and root)
-  --lease-ms N    lease until the first contact over ctl.sock (default: none)";
+  --lease-ms N    lease until the first contact over ctl.sock (default: none)
+  --ranks SOCKET  where what tasks of steps write is taken (default, when process 1: /.carrel/ranks.sock)";
 
 fn main() -> ExitCode {
     let mut args = std::env::args_os().skip(1);
@@ -53,6 +60,9 @@ fn main() -> ExitCode {
     }
     if first.as_deref() == Some("log".as_ref()) {
         return logger::main();
+    }
+    if first.as_deref() == Some("ranks".as_ref()) {
+        return ranks::main();
     }
     match parse(first.into_iter().chain(args)) {
         Ok(Some(options)) => keeper::main(options),
@@ -72,8 +82,10 @@ fn parse(mut args: impl Iterator<Item = OsString>) -> Result<Option<keeper::Opti
         run_dir: DEFAULT_RUN_DIR.into(),
         etc: None,
         lease_ms: None,
+        ranks: None,
     };
     if nix::unistd::getpid().as_raw() == 1 {
+        options.ranks = Some(RANKS_SOCKET.into());
         options.etc = Some("/etc".into());
     }
     while let Some(name) = args.next() {
@@ -91,6 +103,7 @@ fn parse(mut args: impl Iterator<Item = OsString>) -> Result<Option<keeper::Opti
         match name.as_str() {
             "--run-dir" => options.run_dir = PathBuf::from(value),
             "--etc" => options.etc = Some(PathBuf::from(value)),
+            "--ranks" => options.ranks = Some(PathBuf::from(value)),
             "--lease-ms" => {
                 let text = value.to_string_lossy();
                 let lease = text

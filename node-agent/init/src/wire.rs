@@ -268,7 +268,7 @@ pub fn receive(socket: RawFd) -> nix::Result<Option<(Vec<u8>, Vec<OwnedFd>)>> {
 
 /// Takes a descriptor that this process has just been given.
 #[allow(unsafe_code)]
-fn own(fd: RawFd) -> OwnedFd {
+pub fn own(fd: RawFd) -> OwnedFd {
     // SAFETY: the kernel installed the descriptor in `recvmsg`, and nobody else knows it.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }

@@ -2,11 +2,13 @@
 
 use std::fs;
 use std::io::ErrorKind;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result};
 use carrel_core::model::ids::JobKey;
+use carrel_proto::inside::{RANKS_BEGUN, RANKS_DIR};
 use carrel_proto::v1::MainEnd;
 use prost::Message;
 
@@ -65,6 +67,15 @@ impl Runtime {
             .find(|dir| dir.join(OUTPUT[0]).exists())
     }
 
+    /// Where what the tasks of a job's steps wrote here is, if any has begun: of one that runs, or is over.
+    pub(crate) fn ranks_dir(&self, key: JobKey) -> Option<PathBuf> {
+        let kept = self.logs_dir().join(dir_name(key));
+        [self.run_dir(key), kept]
+            .into_iter()
+            .map(|dir| dir.join(RANKS_DIR))
+            .find(|dir| dir.join(RANKS_BEGUN).exists())
+    }
+
     pub(super) fn logs_dir(&self) -> PathBuf {
         self.inner.options.state_dir.join("logs")
     }
@@ -72,11 +83,23 @@ impl Runtime {
 
 /// Keeps the output of a job that is over, if it has any. May be repeated.
 pub(super) fn keep_output(run_dir: &Path, logs: &Path, key: JobKey) -> Result<()> {
-    if !run_dir.join(OUTPUT[0]).exists() {
+    let ranks = run_dir.join(RANKS_DIR);
+    let has_ranks = ranks.join(RANKS_BEGUN).exists();
+    let has_output = run_dir.join(OUTPUT[0]).exists();
+    if !has_ranks && !has_output {
         return Ok(());
     }
     let dir = logs.join(dir_name(key));
     fs::create_dir_all(&dir).with_context(|| format!("making {}", dir.display()))?;
+    if has_ranks {
+        // It was open to the user, with nothing but process 1 on the way.
+        let shut = fs::set_permissions(&ranks, fs::Permissions::from_mode(0o700));
+        shut.and_then(|()| fs::rename(&ranks, dir.join(RANKS_DIR)))
+            .context("keeping the output of the job's ranks")?;
+    }
+    if !has_output {
+        return Ok(());
+    }
     // The first one last: where it is, all is.
     for name in OUTPUT.iter().rev() {
         match fs::rename(run_dir.join(name), dir.join(name)) {
@@ -103,7 +126,11 @@ fn prune_to(logs: &Path, kept_for: Duration, kept_bytes: u64) -> Result<()> {
     let mut all: Vec<(SystemTime, u64, PathBuf)> = Vec::new();
     for entry in listed {
         let dir = entry?.path();
-        let files = OUTPUT.iter().filter_map(|name| fs::metadata(dir.join(name)).ok());
+        let mut files: Vec<fs::Metadata> =
+            OUTPUT.iter().filter_map(|name| fs::metadata(dir.join(name)).ok()).collect();
+        if let Ok(ranks) = fs::read_dir(dir.join(RANKS_DIR)) {
+            files.extend(ranks.filter_map(|entry| entry.and_then(|entry| entry.metadata()).ok()));
+        }
         let (mut last, mut bytes) = (SystemTime::UNIX_EPOCH, 0);
         for file in files {
             last = last.max(file.modified()?);
@@ -136,6 +163,31 @@ mod tests {
             job: JobId(job),
             generation: Generation(1),
         }
+    }
+
+    #[test]
+    fn ranks_output_is_kept_and_counts() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (run, logs) = (dir.path().join("run"), dir.path().join("logs"));
+        for job in 1..=2 {
+            let ranks = run.join(RANKS_DIR);
+            fs::create_dir_all(&ranks).expect("made");
+            fs::write(ranks.join("0.0"), [0; 50]).expect("written");
+            if job == 1 {
+                keep_output(&run, &logs, key(9)).expect("none has begun");
+                assert!(!logs.exists());
+            }
+            fs::write(ranks.join(RANKS_BEGUN), []).expect("written");
+            keep_output(&run, &logs, key(job)).expect("kept");
+            keep_output(&run, &logs, key(job)).expect("kept");
+            let kept = logs.join(dir_name(key(job))).join(RANKS_DIR);
+            let mode = fs::metadata(&kept).expect("kept").permissions().mode();
+            assert_eq!(mode & 0o777, 0o700);
+            assert!(kept.join("0.0").exists() && !ranks.exists());
+        }
+        let long = Duration::from_secs(u64::from(u32::MAX));
+        prune_to(&logs, long, 99).expect("pruned");
+        assert_eq!(fs::read_dir(&logs).expect("listed").count(), 1);
     }
 
     #[test]

@@ -30,7 +30,7 @@ const END: &str = "end.pb";
 /// What processes that the command leaves behind have to end in.
 const LEFT_BEHIND_MS: u64 = 2_000;
 /// What the logger has to write its last after that; a file system that is stuck does not hold the job.
-const LAST_WRITES_MS: u64 = 5_000;
+pub const LAST_WRITES_MS: u64 = 5_000;
 /// Room in a pipe, bytes, where the system lets a user have so much.
 const PIPE_BYTES: i32 = 1 << 20;
 /// Exit code of a job whose command could not begin.

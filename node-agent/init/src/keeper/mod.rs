@@ -10,6 +10,7 @@ mod kept;
 mod main_command;
 mod privileges;
 mod processes;
+mod ranks;
 mod run;
 mod setup;
 mod spawn;
@@ -28,6 +29,8 @@ pub struct Options {
     pub etc: Option<PathBuf>,
     /// Lease until the first contact, ms.
     pub lease_ms: Option<u64>,
+    /// Where what tasks of steps write is taken; `None`: nowhere.
+    pub ranks: Option<PathBuf>,
 }
 
 /// Runs as process 1 until everything has ended.

@@ -18,6 +18,7 @@ use prost::Message;
 
 use super::kept::Kept;
 use super::main_command::Main;
+use super::ranks::Ranks;
 use super::say;
 use super::setup::Prepared;
 use super::spawn::{Inheritance, Program, Standard, spawn, spawn_server};
@@ -89,6 +90,8 @@ pub struct Keeper {
     pub(super) stop: Option<Stop>,
     /// The job's command, once it was started.
     pub(super) main: Option<Main>,
+    /// Who keeps what tasks of steps write.
+    pub(super) ranks: Ranks,
 }
 
 /// Runs until everything has ended; gives the exit code.
@@ -126,6 +129,7 @@ pub fn run(prepared: Prepared, lease_ms: Option<u64>) -> anyhow::Result<u8> {
         kept: Kept::default(),
         stop: None,
         main: None,
+        ranks: Ranks::default(),
     };
     loop {
         keeper.act();
@@ -157,6 +161,7 @@ impl Keeper {
             self.start_server(now);
         }
         self.see_to_logger();
+        self.see_to_ranks(now);
         self.continue_stop(now);
     }
 
@@ -166,7 +171,7 @@ impl Keeper {
             return Some(boot_ms() + STOP_TICK_MS);
         }
         let restart = self.server.is_none().then_some(self.restart_at);
-        [self.lease_end, restart].into_iter().flatten().min()
+        [self.lease_end, restart, self.ranks.next_time()].into_iter().flatten().min()
     }
 
     /// Waits for something to happen and takes it in.
@@ -182,11 +187,16 @@ impl Keeper {
             }
             polled.push(PollFd::new(server.link.as_fd(), interest));
         }
+        let server_polled = self.server.is_some();
+        if let Some(listener) = self.ranks_listener(boot_ms()) {
+            polled.push(PollFd::new(listener, PollFlags::POLLIN));
+        }
         match poll(&mut polled, PollTimeout::NONE) {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(error) => return Err(error).context("waiting"),
         }
-        let server_ready = polled.get(2).is_some_and(|server| server.any().unwrap_or(true));
+        let server_ready =
+            server_polled && polled.get(2).is_some_and(|server| server.any().unwrap_or(true));
         drop(polled);
         match timer.wait() {
             Ok(()) | Err(Errno::EAGAIN | Errno::EINTR) => {}
@@ -499,6 +509,8 @@ impl Keeper {
                 }
             } else if self.is_of_main(pid) {
                 self.reaped_main(pid, &exited);
+            } else if self.ranks.pid() == Some(pid) {
+                self.ranks.reaped(&exited, boot_ms());
             } else if let Some(Started {
                 terminal: Some(number),
                 ..

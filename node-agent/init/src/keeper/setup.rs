@@ -16,6 +16,7 @@ use prost::Message;
 
 use super::fence::Trial;
 use super::main_command::MainFiles;
+use super::ranks::RanksFiles;
 use super::{Options, accounts, privileges, say};
 use crate::{files, wire};
 
@@ -38,6 +39,8 @@ pub struct Prepared {
     pub fence: Option<FenceReport>,
     /// Of a container that is there for a command.
     pub main: Option<MainFiles>,
+    /// Where what tasks of steps write is taken and kept; none: nowhere.
+    pub ranks: Option<RanksFiles>,
 }
 
 /// Bytes of randomness from which the host key is made.
@@ -77,6 +80,12 @@ pub fn prepare(options: &Options) -> anyhow::Result<Prepared> {
         Some(_) => Some(MainFiles::make(&options.run_dir).context("making the files of the job's output")?),
         None => None,
     };
+    let ranks = options.ranks.as_ref().and_then(|socket| {
+        let made = RanksFiles::make(&options.run_dir, socket);
+        // A job is worth more than what is kept of its words.
+        made.inspect_err(|error| say(&format!("what tasks of steps write is not kept: {error}")))
+            .ok()
+    });
     let config =
         files::sealed("carrel-config", &config.encode_to_vec()).context("keeping the configuration")?;
 
@@ -104,6 +113,7 @@ pub fn prepare(options: &Options) -> anyhow::Result<Prepared> {
         lease_end,
         fence,
         main,
+        ranks,
     })
 }
 

@@ -157,6 +157,12 @@ pub fn spawn_logger(program: &OwnedFd, files: &[(BorrowedFd<'_>, c_int)]) -> nix
     spawn_self(program, &arguments, &[], files)
 }
 
+/// Starts this program again, as the ranks' keeper. The descriptors have the numbers of [`crate::ranks::fds`].
+pub fn spawn_ranks(program: &OwnedFd, files: &[(BorrowedFd<'_>, c_int)]) -> nix::Result<Pid> {
+    let arguments = [c"carrel-init".to_owned(), c"ranks".to_owned()];
+    spawn_self(program, &arguments, &[], files)
+}
+
 /// Starts this program again, with these descriptors at these numbers. It dies with process 1.
 fn spawn_self(
     program: &OwnedFd,

@@ -53,11 +53,11 @@ impl Keeper {
         processes::signal_all(&all, signals);
     }
 
-    /// All but the server, and the logger that still has something to write.
+    /// All but the server, and those that still have something to write: the logger, and who keeps ranks' output.
     pub(super) fn others(&self) -> Vec<Pid> {
         let server = self.server.as_ref().map(|server| server.pid);
         let logger = self.main.as_ref().and_then(Main::logger);
-        let spared: Vec<Pid> = server.into_iter().chain(logger).collect();
+        let spared: Vec<Pid> = server.into_iter().chain(logger).chain(self.ranks.pid()).collect();
         processes::below(&spared)
     }
 
@@ -74,6 +74,8 @@ impl Keeper {
             }
         } else if self.is_logging(now, stop.kill_at) {
             // The last of what was written.
+        } else if self.is_keeping_ranks(now, stop.kill_at) {
+            // And of what tasks wrote.
         } else if let Some(until) = stop.goodbye_until {
             if now >= until
                 && let Some(server) = &self.server
