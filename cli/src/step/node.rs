@@ -374,7 +374,7 @@ impl Running {
         }
         let fed = start.input.contains(&rank);
         command.stdin(if fed { Stdio::piped() } else { Stdio::null() });
-        let (out, errors) = self.files(start, rank)?;
+        let (mut out, errors) = self.files(start, rank)?;
         let both = start.stderr.is_empty() && !start.stdout.is_empty();
         let mut streams: Vec<Stream> = Vec::new();
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -384,7 +384,7 @@ impl Running {
             let copy = writer.try_clone().context("a pipe for the task")?;
             command.stdout(writer).stderr(copy);
             let reader = pipe::Receiver::from_owned_fd(reader.into()).context("a pipe for the task")?;
-            streams.push(Stream::new(false, reader, out));
+            streams.push(Stream::new(false, reader, out.take()));
         }
         let mut child = spawn(&mut command)?;
         // The child's copies are the task's.
@@ -397,9 +397,11 @@ impl Running {
                 inputs.push(Box::new(stdin));
             }
         }
-        if !both {
-            streams.extend(child.stdout.take().map(|stdout| Stream::new(false, stdout, out)));
-            streams.extend(child.stderr.take().map(|stderr| Stream::new(true, stderr, errors)));
+        if let Some(stdout) = child.stdout.take() {
+            streams.push(Stream::new(false, stdout, out));
+        }
+        if let Some(stderr) = child.stderr.take() {
+            streams.push(Stream::new(true, stderr, errors));
         }
         self.follow(child, rank, streams, Some(self.copies.clone()));
         Ok(pid)
