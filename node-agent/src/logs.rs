@@ -97,7 +97,10 @@ impl Logs {
     /// The two files of what a job's command wrote, or one of its tasks; none: nothing is kept.
     fn files(&self, key: JobKey, rank: Option<u32>) -> Option<[PathBuf; 2]> {
         match rank {
-            None => self.runtime.output_dir(key).map(|dir| OUTPUT.map(|name| dir.join(name))),
+            None => self
+                .runtime
+                .output_dir(key)
+                .map(|dir| OUTPUT.map(|name| dir.join(name))),
             Some(rank) => self.runtime.ranks_dir(key).map(|dir| files_of(&dir, rank)),
         }
     }
@@ -172,9 +175,16 @@ fn ranks_in(dir: &Path, rank: Option<u32>) -> io::Result<LogPart> {
     let mut bytes = Vec::new();
     open(&path)?.take(MAX_BEGUN).read_to_end(&mut bytes)?;
     let begun = RanksBegun::decode(&bytes[..]).map_err(io::Error::other)?;
-    let asked = rank.filter(|rank| begun.ranks.iter().any(|part| (part.first..=part.last).contains(rank)));
+    let asked = rank.filter(|rank| {
+        begun
+            .ranks
+            .iter()
+            .any(|part| (part.first..=part.last).contains(rank))
+    });
     let rank_age_ms = asked.map(|rank| {
-        let times = files_of(dir, rank).into_iter().filter_map(|path| path.metadata().ok()?.modified().ok());
+        let times = files_of(dir, rank)
+            .into_iter()
+            .filter_map(|path| path.metadata().ok()?.modified().ok());
         // One that has written nothing has only begun.
         let last = times.max().or_else(|| path.metadata().ok()?.modified().ok());
         let age = last.and_then(|last| last.elapsed().ok()).unwrap_or_default();
@@ -190,7 +200,10 @@ fn ranks_in(dir: &Path, rank: Option<u32>) -> io::Result<LogPart> {
 /// Opens a plain file: who wrote it is the job's user, and leads to nothing else.
 fn open(path: &Path) -> io::Result<File> {
     let mut options = File::options();
-    let file = options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
+    let file = options
+        .read(true)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+        .open(path)?;
     if !file.metadata()?.is_file() {
         return Err(io::ErrorKind::InvalidInput.into());
     }
@@ -299,8 +312,12 @@ mod tests {
         std::fs::write(dir.path().join(RANKS_BEGUN), begun.encode_to_vec()).expect("written");
         std::fs::write(dir.path().join("2.0"), b"x").expect("written");
         let hour = Duration::from_hours(1);
-        let file = File::options().write(true).open(dir.path().join("2.0")).expect("a file");
-        file.set_modified(std::time::SystemTime::now() - hour).expect("set");
+        let file = File::options()
+            .write(true)
+            .open(dir.path().join("2.0"))
+            .expect("a file");
+        file.set_modified(std::time::SystemTime::now() - hour)
+            .expect("set");
         let told = |rank| ranks_in(dir.path(), rank).expect("readable");
         assert_eq!(told(None).ranks, begun.ranks);
         assert!(told(Some(2)).rank_age_ms >= Some(3_600_000));

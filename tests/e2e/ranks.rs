@@ -85,8 +85,13 @@ fn any_rank_of_a_gang_is_read_from_anywhere() {
     let all = cluster.carrel(ALICE, ["logs", "--rank", "3", &id]).run();
     assert_eq!((all.code, &all.stdout), (0, &followed.stdout), "{all}{followed}");
     let end = "last of 3\n--- step 1: echo again ---\nagain\n";
-    assert!(all.stdout.starts_with("rank 3 on n1\n") && all.stdout.ends_with(end), "{all}");
-    let last = cluster.carrel(ALICE, ["logs", "-n", "1", "--rank", "0", &id]).ok();
+    assert!(
+        all.stdout.starts_with("rank 3 on n1\n") && all.stdout.ends_with(end),
+        "{all}"
+    );
+    let last = cluster
+        .carrel(ALICE, ["logs", "-n", "1", "--rank", "0", &id])
+        .ok();
     assert_eq!(last, "again");
     let file = std::fs::read_to_string(home.join("step-3.out")).expect("its own file");
     assert_eq!(file, "again\n");
@@ -117,7 +122,10 @@ fn of_what_a_rank_writes_the_newest_is_kept() {
     }
     let summed = run("carrel run -n 2 -o ranks-%t.out seq 1 300000; seq 1 300000 | md5sum; md5sum < ranks-0.out; md5sum < ranks-1.out").ok();
     let sums: Vec<&str> = summed.lines().collect();
-    assert!(sums.len() == 3 && sums[0] == sums[1] && sums[1] == sums[2], "{summed}");
+    assert!(
+        sums.len() == 3 && sums[0] == sums[1] && sums[1] == sums[2],
+        "{summed}"
+    );
     let kept = kept(cluster, &id, "1");
     assert!(kept.ends_with("\n299999\n300000\n"), "{} bytes", kept.len());
     run("rm ranks-0.out ranks-1.out").ok();
@@ -135,5 +143,8 @@ fn ranks_of_the_newest_run_are_read() {
     until(cluster, &id, "COMPLETED");
     assert_eq!(kept(cluster, &id, "0"), "run 1\n");
     let followed = follower.wait();
-    assert!(followed.code == 0 && followed.stdout.ends_with("run 1\n"), "{followed}");
+    assert!(
+        followed.code == 0 && followed.stdout.ends_with("run 1\n"),
+        "{followed}"
+    );
 }

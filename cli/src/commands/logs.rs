@@ -36,7 +36,7 @@ use crate::way::patiently_connect;
 #[command(
     after_help = "Examples:\n  carrel logs 17\n  carrel logs -f 17          until its end; Ctrl-C leaves it alone\n  \
     carrel logs -n 20 17       its last 20 lines\n  \
-    carrel logs -f --rank 37 17   task 37 of its steps"
+    carrel logs --rank 37 17   task 37 of its steps"
 )]
 pub struct LogsArgs {
     /// Job id; of an array a task of it: 17_3
@@ -254,7 +254,9 @@ impl Reader {
                 None => "; the job's own file has them",
                 Some(_) => "",
             };
-            say(format_args!("carrel: {gap} bytes are no longer kept here{elsewhere}"));
+            say(format_args!(
+                "carrel: {gap} bytes are no longer kept here{elsewhere}"
+            ));
         }
         self.ask.from = part.at + part.data.len() as u64;
         let mut out = std::io::stdout().lock();
@@ -309,8 +311,12 @@ async fn find(rank: u32, way: v1::OpenStreamResponse, job: &v1::Job, name: Strin
         return Err(Not::Reached(CliError::failed(error)));
     }
     let error = if ranks.is_empty() {
-        let hint = format!("`carrel logs {name}` shows what its script writes; steps are what `carrel run` starts");
-        CliError::failed(format!("of job {name} no task's output is kept: none of a step has begun")).hint(hint)
+        let hint =
+            format!("`carrel logs {name}` shows what its script writes; steps are what `carrel run` starts");
+        CliError::failed(format!(
+            "of job {name} no task's output is kept: none of a step has begun"
+        ))
+        .hint(hint)
     } else {
         let error = format!("job {name} has kept no rank {rank}, but ranks {}", ranges(&ranks));
         CliError::failed(error).hint("ranks are those of its steps' tasks, from 0 on")
@@ -340,7 +346,8 @@ async fn list(
         socket.write_all(&frame(&ask)).await?;
         read_part(&mut socket).await
     };
-    told.await.map_err(|error| Not::Reached(CliError::failed(format!("the connection was cut: {error}"))))
+    told.await
+        .map_err(|error| Not::Reached(CliError::failed(format!("the connection was cut: {error}"))))
 }
 
 /// Ranges as people read them: "0-63,70".
@@ -352,9 +359,12 @@ fn ranges(parts: &BTreeSet<(u32, u32)>) -> String {
             _ => joined.push((first, last)),
         }
     }
-    let one = |(first, last): (u32, u32)| match first == last {
-        true => first.to_string(),
-        false => format!("{first}-{last}"),
+    let one = |(first, last): (u32, u32)| {
+        if first == last {
+            first.to_string()
+        } else {
+            format!("{first}-{last}")
+        }
     };
     joined.into_iter().map(one).collect::<Vec<_>>().join(",")
 }

@@ -66,7 +66,9 @@ impl Held {
         self.bytes += data.len();
         // Where all together are too much, it is at the cost of who writes now.
         while task.bytes > MAX_TASK || self.bytes > MAX_ALL {
-            let Some(piece) = task.pieces.pop_front() else { break };
+            let Some(piece) = task.pieces.pop_front() else {
+                break;
+            };
             task.bytes -= piece.len();
             self.bytes -= piece.len();
             task.left_out += piece.len() as u64;
@@ -268,7 +270,9 @@ mod tests {
         assert_eq!(said.first(), Some(&What::Begin(begin())));
         let (mut kept, mut left_out) = (Vec::new(), 0);
         for what in &said[1..] {
-            let What::Output(output) = what else { panic!("{what:?}") };
+            let What::Output(output) = what else {
+                panic!("{what:?}")
+            };
             assert_eq!(output.rank, 3);
             left_out += output.left_out;
             kept.extend_from_slice(&output.data);

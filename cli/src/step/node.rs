@@ -22,8 +22,8 @@ use tokio::sync::{Mutex, mpsc, watch};
 use v1::step_event::What as Event;
 use v1::step_says::What as Says;
 
-use super::kept::{Copies, Keeping};
 use super::claims::{self, Claim, Claimed, Need, Process, Whole};
+use super::kept::{Copies, Keeping};
 use super::signals::Signals;
 use super::variables::{self, Variables};
 use super::{file_name, frames, task, window};
@@ -599,7 +599,11 @@ struct Heard {
 impl Heard {
     /// Hands on all that comes from an output, until its end or until nothing came for a while after the task's.
     async fn hear(self, stream: Stream, mut is_over: watch::Receiver<bool>) {
-        let Stream { stderr, mut from, mut file } = stream;
+        let Stream {
+            stderr,
+            mut from,
+            mut file,
+        } = stream;
         let mut buffer = BytesMut::with_capacity(READ);
         let mut wanted = true;
         loop {

@@ -126,8 +126,10 @@ fn prune_to(logs: &Path, kept_for: Duration, kept_bytes: u64) -> Result<()> {
     let mut all: Vec<(SystemTime, u64, PathBuf)> = Vec::new();
     for entry in listed {
         let dir = entry?.path();
-        let mut files: Vec<fs::Metadata> =
-            OUTPUT.iter().filter_map(|name| fs::metadata(dir.join(name)).ok()).collect();
+        let mut files: Vec<fs::Metadata> = OUTPUT
+            .iter()
+            .filter_map(|name| fs::metadata(dir.join(name)).ok())
+            .collect();
         if let Ok(ranks) = fs::read_dir(dir.join(RANKS_DIR)) {
             files.extend(ranks.filter_map(|entry| entry.and_then(|entry| entry.metadata()).ok()));
         }

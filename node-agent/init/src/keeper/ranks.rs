@@ -98,8 +98,12 @@ impl Keeper {
 
     /// Starts the child where somebody waits for it.
     pub fn see_to_ranks(&mut self, now: u64) {
-        let Some(files) = self.prepared.ranks.as_ref() else { return };
-        let Some(listener) = self.ranks_listener(now) else { return };
+        let Some(files) = self.prepared.ranks.as_ref() else {
+            return;
+        };
+        let Some(listener) = self.ranks_listener(now) else {
+            return;
+        };
         let mut polled = [PollFd::new(listener, PollFlags::POLLIN)];
         if !matches!(poll(&mut polled, PollTimeout::ZERO), Ok(1..)) {
             // Seen: it was waited for.
@@ -110,7 +114,10 @@ impl Keeper {
         match spawn_ranks(&self.prepared.program, &inherited) {
             Ok(pid) => (self.ranks.pid, self.ranks.not_before) = (Some(pid), 0),
             Err(error) => {
-                say(&format!("cannot start who keeps the output of ranks: {}", error.desc()));
+                say(&format!(
+                    "cannot start who keeps the output of ranks: {}",
+                    error.desc()
+                ));
                 self.ranks.not_before = now + BACKOFF_MS;
             }
         }

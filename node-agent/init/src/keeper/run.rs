@@ -171,7 +171,10 @@ impl Keeper {
             return Some(boot_ms() + STOP_TICK_MS);
         }
         let restart = self.server.is_none().then_some(self.restart_at);
-        [self.lease_end, restart, self.ranks.next_time()].into_iter().flatten().min()
+        [self.lease_end, restart, self.ranks.next_time()]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     /// Waits for something to happen and takes it in.
@@ -195,8 +198,7 @@ impl Keeper {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(error) => return Err(error).context("waiting"),
         }
-        let server_ready =
-            server_polled && polled.get(2).is_some_and(|server| server.any().unwrap_or(true));
+        let server_ready = server_polled && polled.get(2).is_some_and(|server| server.any().unwrap_or(true));
         drop(polled);
         match timer.wait() {
             Ok(()) | Err(Errno::EAGAIN | Errno::EINTR) => {}

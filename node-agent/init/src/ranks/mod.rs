@@ -68,20 +68,28 @@ fn run() -> io::Result<()> {
             return Ok(());
         }
         let listens = !closed && sayers.len() < MAX_CONNECTIONS;
-        let mut polled: Vec<PollFd> =
-            sayers.iter().map(|sayer| PollFd::new(sayer.socket.as_fd(), PollFlags::POLLIN)).collect();
+        let mut polled: Vec<PollFd> = sayers
+            .iter()
+            .map(|sayer| PollFd::new(sayer.socket.as_fd(), PollFlags::POLLIN))
+            .collect();
         if listens {
             polled.push(PollFd::new(listener.as_fd(), PollFlags::POLLIN));
         }
-        let patience = if sayers.is_empty() { PollTimeout::from(IDLE_MS) } else { PollTimeout::NONE };
+        let patience = if sayers.is_empty() {
+            PollTimeout::from(IDLE_MS)
+        } else {
+            PollTimeout::NONE
+        };
         match poll(&mut polled, patience) {
             Ok(0) => return Ok(()),
             Ok(_) => {}
             Err(Errno::EINTR) => continue,
             Err(error) => return Err(error.into()),
         }
-        let events: Vec<PollFlags> =
-            polled.iter().map(|one| one.revents().unwrap_or(PollFlags::POLLHUP)).collect();
+        let events: Vec<PollFlags> = polled
+            .iter()
+            .map(|one| one.revents().unwrap_or(PollFlags::POLLHUP))
+            .collect();
         let mut ready = events.iter();
         sayers.retain_mut(|sayer| {
             let is_ready = ready.next().is_some_and(|events| !events.is_empty());
@@ -99,7 +107,10 @@ fn run() -> io::Result<()> {
 
 fn accept_all(listener: &OwnedFd, sayers: &mut Vec<Sayer>) {
     while sayers.len() < MAX_CONNECTIONS {
-        match accept4(listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK) {
+        match accept4(
+            listener.as_raw_fd(),
+            SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK,
+        ) {
             Ok(raw) => sayers.push(Sayer {
                 socket: wire::own(raw),
                 said: Vec::new(),
@@ -149,7 +160,9 @@ impl Sayer {
             if length > MAX_MESSAGE {
                 return Err(format!("a message of {length} bytes"));
             }
-            let Some(message) = rest.get(LENGTH..LENGTH + length) else { break };
+            let Some(message) = rest.get(LENGTH..LENGTH + length) else {
+                break;
+            };
             let said = RanksSays::decode(message).map_err(|error| error.to_string())?;
             rest = &rest[LENGTH + length..];
             match (said.what, &self.step) {

@@ -130,7 +130,10 @@ impl Rings {
         let mut bytes = Vec::new();
         let read = file(&self.dir, RANKS_BEGUN.as_ref(), OFlag::O_RDONLY)
             .and_then(|mut file| io::Read::read_to_end(&mut file, &mut bytes));
-        let begun = read.ok().and_then(|_| RanksBegun::decode(&bytes[..]).ok()).unwrap_or_default();
+        let begun = read
+            .ok()
+            .and_then(|_| RanksBegun::decode(&bytes[..]).ok())
+            .unwrap_or_default();
         let all = begun.ranks.iter().flat_map(|part| part.first..=part.last);
         all.take(self.limits.begun).collect()
     }
@@ -143,7 +146,11 @@ impl Rings {
                 self.begun.insert(*rank);
             }
         }
-        if self.begun.len() != before { self.note_begun() } else { Ok(()) }
+        if self.begun.len() != before {
+            self.note_begun()
+        } else {
+            Ok(())
+        }
     }
 
     /// Replaces the file whole: whoever reads it finds one or the other.
@@ -203,13 +210,19 @@ impl Rings {
         let mut dropped = false;
         while self.rings.len() > ranks || sum > bytes {
             let others = self.rings.iter().filter(|(rank, _)| **rank != but);
-            let Some((rank, held)) =
-                others.min_by_key(|(_, ring)| ring.used).map(|(rank, ring)| (*rank, ring.bytes))
+            let Some((rank, held)) = others
+                .min_by_key(|(_, ring)| ring.used)
+                .map(|(rank, ring)| (*rank, ring.bytes))
             else {
                 break;
             };
             for which in 0..2 {
-                unlinkat(&self.dir, format!("{rank}.{which}").as_str(), UnlinkatFlags::NoRemoveDir).ok();
+                unlinkat(
+                    &self.dir,
+                    format!("{rank}.{which}").as_str(),
+                    UnlinkatFlags::NoRemoveDir,
+                )
+                .ok();
             }
             self.rings.remove(&rank);
             self.begun.remove(&rank);
@@ -270,7 +283,9 @@ mod tests {
         let read = |which| std::fs::read(dir.join(format!("{rank}.{which}"))).unwrap_or_default();
         let mut both = [read(0), read(1)];
         both.sort_by_key(|bytes| bytes.first_chunk::<8>().copied());
-        let bytes = both.iter().flat_map(|bytes| bytes.get(8..).unwrap_or_default().to_vec());
+        let bytes = both
+            .iter()
+            .flat_map(|bytes| bytes.get(8..).unwrap_or_default().to_vec());
         String::from_utf8(bytes.collect()).unwrap()
     }
 
@@ -307,7 +322,9 @@ mod tests {
             // Each time another one, as after a death.
             let mut rings = open(dir.path());
             let rank = round * 7 % 9;
-            rings.write(&step, &said(rank, &"x".repeat(round as usize * 13 % 250))).unwrap();
+            rings
+                .write(&step, &said(rank, &"x".repeat(round as usize * 13 % 250)))
+                .unwrap();
             let (mut bytes, mut ranks) = (0, BTreeSet::new());
             for entry in std::fs::read_dir(dir.path()).unwrap() {
                 let entry = entry.unwrap();
@@ -317,7 +334,10 @@ mod tests {
                     ranks.insert(rank);
                 }
             }
-            assert!(bytes <= SMALL.bytes && ranks.len() <= SMALL.ranks, "{round}: {bytes} {ranks:?}");
+            assert!(
+                bytes <= SMALL.bytes && ranks.len() <= SMALL.ranks,
+                "{round}: {bytes} {ranks:?}"
+            );
             assert!(ranks.contains(&rank), "the newest stays");
         }
     }
