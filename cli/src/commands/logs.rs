@@ -297,6 +297,8 @@ async fn find(rank: u32, way: v1::OpenStreamResponse, job: &v1::Job, name: Strin
                     found = Some((age, node));
                 }
             }
+            // A node that is about to make the container keeps nothing yet.
+            Ok(Err(Not::Reached(_))) if job.state() == v1::JobState::Configuring => {}
             Ok(Err(Not::Reached(error))) => unheard = Some((node, error.message)),
             Err(_) => unheard = Some((node, "it does not answer".to_owned())),
             // It keeps nothing of the job.

@@ -188,11 +188,16 @@ impl Kept {
 
     /// Whether the last byte ends a line, or there is none.
     pub fn is_at_line_start(&mut self) -> io::Result<bool> {
-        if self.length == 0 {
+        if self.is_new() {
             return Ok(true);
         }
-        let file = &mut self.files[self.current];
-        file.seek(SeekFrom::Current(-1))?;
+        let which = if self.length == 0 {
+            1 - self.current
+        } else {
+            self.current
+        };
+        let file = &mut self.files[which];
+        file.seek(SeekFrom::End(-1))?;
         let mut last = [0];
         file.read_exact(&mut last)?;
         Ok(last == *b"\n")
