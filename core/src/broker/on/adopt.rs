@@ -124,13 +124,12 @@ impl Broker {
             !asked.exclusive || node.is_some_and(|node| part.seen.cpus >= node.inventory.cpus)
         };
         // The session may have been asked for otherwise since the backup.
-        let request = if asked.all_nodes() == parts.len() as u64
-            && parts.iter().zip(asked.by_rank()).all(has_whole)
-        {
-            asked.clone()
-        } else {
-            held(&parts).into()
-        };
+        let request =
+            if asked.all_nodes() == parts.len() as u64 && parts.iter().zip(asked.by_rank()).all(has_whole) {
+                asked.clone()
+            } else {
+                held(&parts).into()
+            };
         let job = Job {
             phase: Phase::Placed(Box::new(adopted.placed.clone())),
             request,
