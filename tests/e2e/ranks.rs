@@ -148,3 +148,15 @@ fn ranks_of_the_newest_run_are_read() {
         "{followed}"
     );
 }
+
+/// Root in the container, from whom process 1's directory is taken away, has his ranks kept as well.
+#[test]
+fn ranks_of_root_in_a_container_are_kept() {
+    let cluster = shared::cluster();
+    let session = cluster.open(ALICE, "rootranks", &["--root", "-c", "1", "--mem", "512M"]);
+    session.ssh(["carrel run sh -c 'echo I am $(id -u)'"]).ok();
+    let id = session.record()["job"]["id"].to_string();
+    assert_eq!(kept(cluster, &id, "0"), "I am 0\n");
+    let found = session.ssh(["find / -xdev -name 0.0 2>/dev/null; true"]).ok();
+    assert_eq!(found, "", "it is out of his reach");
+}

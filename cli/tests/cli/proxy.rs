@@ -25,6 +25,7 @@ fn way(fake: &Fake) -> v1::OpenStreamResponse {
         secret: stream::ticket_secret(&KEY, TICKET).to_vec(),
         host_principal: String::new(),
         host_key: String::new(),
+        nodes: Vec::new(),
     }
 }
 
