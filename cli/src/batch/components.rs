@@ -36,7 +36,7 @@ impl SubmitOptions {
                     "{flag} is said of the whole job, and component {number} says something else than the first"
                 ))
                 .hint(format!(
-                    "say {flag} in the first component alone: a job has one name, time limit, image, output, partition and account"
+                    "say {flag} in the first component alone: a job has one time limit, image, output, partition and account"
                 )));
             }
             let mut one = one.own_request();
@@ -46,13 +46,23 @@ impl SubmitOptions {
         Ok(request)
     }
 
+    /// Names of components, where they are others than the job's: Slurm's tools give each its own.
+    pub fn unused_names(&self) -> Vec<String> {
+        let names = self.more.iter().filter_map(|one| one.name.as_ref());
+        let unused = names.filter(|name| Some(*name) != self.name.as_ref());
+        unused
+            .map(|name| {
+                format!("--job-name {name} is ignored: a job has one name, which the first component says")
+            })
+            .collect()
+    }
+
     /// An option that a component says otherwise than this, the first, though it is of the whole job.
     fn of_the_whole(&self, one: &Self) -> Option<&'static str> {
         fn other<T: PartialEq>(own: Option<&T>, said: Option<&T>) -> bool {
             said.is_some() && own != said
         }
         let given = [
-            ("--job-name", other(self.name.as_ref(), one.name.as_ref())),
             ("--array", other(self.array.as_ref(), one.array.as_ref())),
             ("--output", other(self.stdout.as_ref(), one.stdout.as_ref())),
             ("--error", other(self.stderr.as_ref(), one.stderr.as_ref())),
@@ -128,10 +138,22 @@ mod tests {
     }
 
     #[test]
+    fn a_component_s_name_is_noted() {
+        let named = of_script(
+            "#SBATCH -J a -c 2\n#SBATCH hetjob\n#SBATCH -J b\n#SBATCH hetjob\n#SBATCH -J a\ntrue\n",
+        );
+        assert!(resources(&named).is_ok());
+        let notes = named.unused_names();
+        assert!(
+            notes.len() == 1 && notes[0].starts_with("--job-name b is ignored"),
+            "{notes:?}"
+        );
+    }
+
+    #[test]
     fn what_is_of_the_whole_job_is_one() {
         for (line, flag) in [
             ("--time=5", "--time"),
-            ("-J other", "--job-name"),
             ("--array 0-3", "--array"),
             ("-o x", "--output"),
             ("--image other", "--image"),

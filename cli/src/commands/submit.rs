@@ -197,6 +197,7 @@ pub async fn run_as(context: &Context, args: SubmitArgs, face: Face) -> Result<u
     }
     notes.extend(options.noted.notes());
     notes.extend(options.more.iter().flat_map(|one| one.noted.notes()));
+    notes.extend(options.unused_names());
     notes.extend(options.request()?.notes());
     for note in notes {
         say(format_args!("carrel: {note}"));

@@ -40,7 +40,7 @@ pub const USAGE: Usage = Usage {
         used('l', "long", Nothing, "more of each"),
         noted('M', "clusters", Value, ONE_CLUSTER),
         used('n', "nodes", Value, "these nodes"),
-        noted(NONE, "noconvert", Nothing, "units are as they are"),
+        used(NONE, "noconvert", Nothing, "units are as they are"),
         used('N', "Node", Nothing, "a line for each node"),
         used('h', "noheader", Nothing, "no header"),
         used('p', "partition", Value, "these partitions"),

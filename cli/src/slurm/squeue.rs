@@ -43,7 +43,7 @@ pub const USAGE: Usage = Usage {
         used(NONE, "me", Nothing, "one's own"),
         used('n', "name", Value, "of these names"),
         used('h', "noheader", Nothing, "no header"),
-        noted(NONE, "noconvert", Nothing, "units are as they are"),
+        used(NONE, "noconvert", Nothing, "units are as they are"),
         used('w', "nodelist", Value, "on these nodes"),
         used(NONE, "notme", Nothing, "others'"),
         noted(NONE, "only-job-state", Nothing, "everything is known"),
