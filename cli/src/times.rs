@@ -114,7 +114,7 @@ enum Day {
 }
 
 /// Slurm's spellings (`parse_time` in its `src/common/parse_time.c`): a date, a time of day, or both in any order, with
-/// "T", "-" or spaces between them. Dates are 2026-12-24, 12/24[/26], 12.24[.26], 1224 and 122426; times are 16:00[:00],
+/// "T", "-" or spaces between them. Dates are 2026-12-24, `12/24[/26]`, `12.24[.26]`, 1224 and 122426; times are `16:00[:00]`,
 /// 4:00pm, 4pm, midnight, noon, elevenses, fika and teatime.
 fn point(text: &str, now: i64) -> Option<Point> {
     let text = text.trim().to_ascii_lowercase();
@@ -222,7 +222,7 @@ fn iso_date(text: &str) -> Option<(i64, &str)> {
     Some((days_of(year, month, day)?, rest))
 }
 
-/// "12/24[/26]", "12.24[.2026]", "1224" or "122426".
+/// `12/24[/26]`, `12.24[.2026]`, "1224" or "122426".
 fn american_date(word: &str) -> Option<Day> {
     let parts = match word.len() {
         4 | 6 if word.bytes().all(|b| b.is_ascii_digit()) => {
@@ -243,7 +243,7 @@ fn american_date(word: &str) -> Option<Day> {
     }
 }
 
-/// Milliseconds after midnight of "16:00[:00]", or of "4[:00[:00]]" in the first or second half of the day.
+/// Milliseconds after midnight of `16:00[:00]`, or of `4[:00[:00]]` in the first or second half of the day.
 fn clock(word: &str, half: Option<&str>) -> Option<i64> {
     let parts = numbers(word, &[':'])?;
     let (hour, minute, second) = match parts[..] {

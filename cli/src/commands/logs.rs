@@ -229,14 +229,13 @@ impl Reader {
             let error = CliError::failed("the broker is of a version that knows nothing of ranks' output");
             return Err(Not::There(error.hint("an operator can bring it up to date")));
         }
-        let node = match &self.node {
-            Some(node) => node.clone(),
-            None => {
-                let found = find(rank, way, job, self.job.to_string()).await?;
-                // Each permission serves once.
-                way = self.open().await?;
-                found
-            }
+        let node = if let Some(node) = &self.node {
+            node.clone()
+        } else {
+            let found = find(rank, way, job, self.job.to_string()).await?;
+            // Each permission serves once.
+            way = self.open().await?;
+            found
         };
         let Some(permission) = way.nodes.into_iter().find(|one| one.node == node) else {
             self.node = None;

@@ -153,7 +153,7 @@ pub async fn run(called: &Called, args: &[String]) -> Result<u8> {
         Ok(cli) => match cli.command {
             Command::Run(mut args) => {
                 args.of_first_group = true;
-                commands::run::run(&called.context, *args).await
+                Box::pin(commands::run::run(&called.context, *args)).await
             }
             _ => Err(CliError::usage("this is no step")),
         },

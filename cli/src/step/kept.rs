@@ -304,7 +304,7 @@ mod tests {
         let mut held = Held::default();
         for rank in 0..100 {
             for _ in 0..10 {
-                held.add(rank, &[0; 100_000]);
+                held.add(rank, &vec![0; 100_000]);
             }
         }
         let tasks: usize = held.tasks.values().map(|task| task.bytes).sum();

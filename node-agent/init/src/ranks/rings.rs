@@ -146,11 +146,10 @@ impl Rings {
                 self.begun.insert(*rank);
             }
         }
-        if self.begun.len() != before {
-            self.note_begun()
-        } else {
-            Ok(())
+        if self.begun.len() == before {
+            return Ok(());
         }
+        self.note_begun()
     }
 
     /// Replaces the file whole: whoever reads it finds one or the other.
