@@ -411,17 +411,18 @@ impl Broker {
             job: id,
             generation: placed.generation,
         };
-        let Some(said) = observed.activity.get(&key) else {
-            return;
-        };
+        let said = observed.activity.get(&key);
         let mut metered = placed.ranks[rank].metered.clone();
-        let another = metered.is_of_another(&said.counter);
+        // A new agent may have seen nothing of it yet.
+        let another = said.is_none_or(|said| metered.is_of_another(&said.counter));
         if another && let Some(former) = former.and_then(|former| former.activity.get(&key)) {
             // What the agent before this one had counted since it was last kept.
             metered.take_all(former);
         }
         // A new agent has not seen the peak of memory that the one before it had.
-        metered.take_all(said);
+        if let Some(said) = said {
+            metered.take_all(said);
+        }
         let mut seen = observed.jobs.iter().filter(|seen| seen.key == key);
         let ends = seen.any(|seen| match seen.phase {
             ObservedPhase::Stopping | ObservedPhase::Released => true,
@@ -434,7 +435,7 @@ impl Broker {
         } else {
             is_about_the_same(metered.host, kept.host)
         };
-        if !due || metered.total() == kept.total() && same_host && !another {
+        if !due || metered.total() == kept.total() && same_host && !(another && said.is_some()) {
             return;
         }
         metered.kept = now;

@@ -475,8 +475,19 @@ fn cpu_time_and_memory_are_known_at_once_and_kept_now_and_then_and_at_the_end() 
     quiet.pass(6 * MINUTE);
     assert_eq!(kept(&quiet), quiet.host);
     // Another agent has not seen the peak that the one before it saw last.
+    quiet.host = host(10 * SECOND, 4 << 30);
+    quiet.beat();
+    assert_eq!(kept(&quiet), quiet.host);
     quiet.host = host(10 * SECOND, 5 << 30);
     quiet.beat();
+    assert_eq!(kept(&quiet).peak_bytes, 4 << 30, "it was kept just now");
+    // Nor, at first, anything at all.
+    quiet.world.activity.clear();
+    for name in quiet.nodes.clone() {
+        let seen = quiet.world.seen(quiet.job, name, ObservedPhase::Ready);
+        quiet.world.report(name, vec![seen]);
+    }
+    assert_eq!(kept(&quiet).peak_bytes, 5 << 30);
     (quiet.host, quiet.counter.since) = (host(11 * SECOND, 1 << 20), 900);
     quiet.beat();
     assert_eq!(
