@@ -27,6 +27,8 @@ const PIECE: usize = 32 * 1024;
 const BATCH: Duration = Duration::from_millis(100);
 /// A container whose process 1 is busy, or is starting who listens, has so long at the end of the step.
 const LAST: Duration = Duration::from_secs(2);
+/// Characters of the step's command that are told: more than are shown, and less than is listened to.
+const MAX_COMMAND: usize = 1_000;
 /// Between attempts to reach who listens.
 const RETRY: Duration = Duration::from_millis(250);
 
@@ -57,6 +59,10 @@ struct Task {
 
 impl Held {
     fn add(&mut self, rank: u32, data: &[u8]) {
+        if self.over {
+            // Nobody takes it any more.
+            return;
+        }
         let task = self.tasks.entry(rank).or_default();
         match task.pieces.back_mut() {
             Some(piece) if piece.len() + data.len() <= PIECE => piece.extend_from_slice(data),
@@ -100,8 +106,11 @@ pub struct Keeping {
 }
 
 impl Keeping {
-    /// To who listens at `socket`; where nobody does, nothing is kept.
-    pub fn begin(socket: PathBuf, begin: v1::RanksBegin) -> Self {
+    /// To who listens at `socket`; where nobody does, nothing is kept. Of a long command its beginning is told.
+    pub fn begin(socket: PathBuf, mut begin: v1::RanksBegin) -> Self {
+        if let Some((end, _)) = begin.command.char_indices().nth(MAX_COMMAND) {
+            begin.command.truncate(end);
+        }
         let copies = Copies(Arc::new(Shared {
             held: Mutex::default(),
             changed: Notify::new(),
@@ -297,6 +306,36 @@ mod tests {
             data: b"after".to_vec(),
         };
         assert_eq!(said, [What::Begin(begin()), What::Output(output)]);
+    }
+
+    #[tokio::test]
+    async fn where_nobody_listens_nothing_is_held_back() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let keeping = Keeping::begin(dir.path().join("none"), begin());
+        let copies = keeping.copies();
+        while !copies.held(|held| held.over) {
+            tokio::task::yield_now().await;
+        }
+        copies.add(3, b"x");
+        assert_eq!(copies.held(|held| held.bytes), 0);
+        keeping.end().await;
+    }
+
+    #[tokio::test]
+    async fn of_a_long_command_the_beginning_is_told() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let socket = dir.path().join("socket");
+        let listener = UnixListener::bind(&socket).expect("a socket");
+        let long = v1::RanksBegin {
+            command: "é".repeat(4 << 20),
+            ..begin()
+        };
+        let keeping = Keeping::begin(socket, long);
+        let (said, ()) = tokio::join!(hear(&listener), keeping.end());
+        let [What::Begin(told)] = &said[..] else {
+            panic!("{said:?}")
+        };
+        assert_eq!(told.command, "é".repeat(MAX_COMMAND));
     }
 
     #[test]

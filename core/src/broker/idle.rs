@@ -412,10 +412,14 @@ impl Broker {
             generation: placed.generation,
         };
         let said = observed.activity.get(&key);
+        let former = former.and_then(|former| former.activity.get(&key));
+        if said.or(former).is_none() {
+            return;
+        }
         let mut metered = placed.ranks[rank].metered.clone();
         // A new agent may have seen nothing of it yet.
         let another = said.is_none_or(|said| metered.is_of_another(&said.counter));
-        if another && let Some(former) = former.and_then(|former| former.activity.get(&key)) {
+        if another && let Some(former) = former {
             // What the agent before this one had counted since it was last kept.
             metered.take_all(former);
         }
