@@ -5,6 +5,7 @@
 
 pub mod agent;
 pub mod broker;
+mod maps;
 pub mod model;
 pub mod placement;
 pub mod queue;

@@ -332,7 +332,7 @@ impl Promises {
                     let mut gpus = node.inventory.gpus.iter();
                     gpus.any(|gpu| gpu.uuid == unit.gpu && gpu.drained.is_none())
                 };
-                state.unavailable(&part.node).is_none()
+                state.unavailable(node).is_none()
                     && part
                         .gpus
                         .iter()

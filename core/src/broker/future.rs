@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use imbl::OrdSet;
+
 use super::backfill::usage_between;
 use super::state::State;
 use crate::model::ids::NodeName;
@@ -95,11 +97,8 @@ impl Future {
 
     /// Looks at what of a node is free, and comes free.
     fn look(&mut self, state: &State, name: &NodeName) {
-        let Some(node) = state
-            .nodes
-            .get(name)
-            .filter(|_| state.unavailable(name).is_none())
-        else {
+        let node = state.nodes.get(name);
+        let Some(node) = node.filter(|node| state.unavailable(node).is_none()) else {
             return;
         };
         let inventory = &node.inventory;
@@ -113,10 +112,12 @@ impl Future {
             memory: inventory.memory_bytes.saturating_sub(memory),
             idle: 0,
         };
-        let mut freed: Vec<(Timestamp, Free)> = Vec::new();
+        let placed_on = state.placed_on.get(name);
+        // One more is put in front of them.
+        let mut freed: Vec<(Timestamp, Free)> = Vec::with_capacity(placed_on.map_or(0, OrdSet::len) + 1);
         // Until when somebody holds something; none: for ever.
         let mut held_until = Some(self.now);
-        for id in state.placed_on.get(name).into_iter().flatten() {
+        for id in placed_on.into_iter().flatten() {
             let Some(placed) = state.jobs.get(id).and_then(|job| job.placed()) else {
                 continue;
             };

@@ -185,8 +185,8 @@ impl State {
     pub fn headroom(&self, now: Timestamp) -> Vec<Kept> {
         let settings = &self.settings.queue.headroom;
         let mut gpus: BTreeMap<&str, u64> = BTreeMap::new();
-        for (name, node) in &self.nodes {
-            if self.unavailable(name).is_none() {
+        for node in self.nodes.values() {
+            if self.unavailable(node).is_none() {
                 let all = node.inventory.gpus.iter();
                 all.filter(|gpu| gpu.drained.is_none())
                     .for_each(|gpu| *gpus.entry(gpu.model.as_str()).or_default() += 1);

@@ -6,8 +6,8 @@ use super::state::State;
 use super::usage::NodeUsage;
 use crate::model::gpu::GpuInfo;
 use crate::model::gpu_unit::Slice;
-use crate::model::ids::{GpuUuid, JobKey, NodeName, UserName};
-use crate::model::node::ObservedJob;
+use crate::model::ids::{JobKey, NodeName, UserName};
+use crate::model::node::{NodeRecord, ObservedJob};
 use crate::placement::{Cut, MAX_GPUS, MigLayout, MigRoom, PartRoom, Room, room_of_shares};
 
 /// What may be given away of a GPU that is in MIG mode, or of which such units are held, and by whom; none: nothing.
@@ -40,25 +40,23 @@ impl State {
 
     /// What of a node may be given away beside this use of it.
     pub(super) fn room_beside(&self, name: &NodeName, usage: Option<&NodeUsage>) -> Option<Room> {
-        let inventory = &self.nodes.get(name)?.inventory;
+        let node = self.nodes.get(name)?;
+        let inventory = &node.inventory;
         let strangers: Vec<&ObservedJob> = self.strangers(name).collect();
-        let held = |gpu: &GpuUuid| -> Vec<(&Slice, Option<&UserName>)> {
-            let ours = usage.and_then(|usage| usage.gpus.get(gpu)).into_iter().flatten();
-            let owner = |key: &JobKey| self.jobs.get(&key.job).map(|job| &job.owner);
-            let theirs = strangers.iter().flat_map(|stranger| {
-                let units = stranger.gpus.iter().filter(|unit| unit.gpu == *gpu);
-                units.map(|unit| (&unit.slice, stranger.user.as_ref()))
-            });
-            ours.map(|(key, slice)| (slice, owner(key)))
-                .chain(theirs)
-                .collect()
-        };
+        let owner = |key: &JobKey| self.jobs.get(&key.job).map(|job| &job.owner);
         let (mut gpus, mut parts) = (0, Vec::new());
         for (position, gpu) in inventory.gpus.iter().take(MAX_GPUS).enumerate() {
-            if gpu.mig.is_none() && usage.is_some_and(|usage| usage.has_whole(&gpu.uuid)) {
+            let ours = usage.and_then(|usage| usage.gpus.get(&gpu.uuid));
+            let ours = ours.map_or(&[][..], Vec::as_slice);
+            if gpu.mig.is_none() && ours.iter().any(|(_, slice)| *slice == Slice::Whole) {
                 continue;
             }
-            let held = held(&gpu.uuid);
+            let ours = ours.iter().map(|(key, slice)| (slice, owner(key)));
+            let theirs = strangers.iter().flat_map(|stranger| {
+                let units = stranger.gpus.iter().filter(|unit| unit.gpu == gpu.uuid);
+                units.map(|unit| (&unit.slice, stranger.user.as_ref()))
+            });
+            let held: Vec<(&Slice, Option<&UserName>)> = ours.chain(theirs).collect();
             if gpu.mig.is_none() && held.is_empty() {
                 gpus |= 1 << position;
             } else if let Some(room) = part_room(gpu, &held) {
@@ -80,16 +78,17 @@ impl State {
             parts: parts.into(),
             cpus: u64::from(inventory.cpus).saturating_sub(cpus) as u32,
             memory_bytes: inventory.memory_bytes.saturating_sub(memory),
-            unavailable: self.unavailable(name),
+            unavailable: self.unavailable(node),
         })
     }
 
     /// Why a node gets no new jobs, after "node is"; none: it does.
-    pub fn unavailable(&self, name: &NodeName) -> Option<String> {
-        if let Some(reason) = self.nodes.get(name).and_then(|node| node.drained.as_ref()) {
+    pub fn unavailable(&self, node: &NodeRecord) -> Option<String> {
+        let name = &node.name;
+        if let Some(reason) = &node.drained {
             return Some(format!("drained ({reason})"));
         }
-        if self.nodes.get(name).is_some_and(|node| node.found.is_some()) {
+        if node.found.is_some() {
             return Some(format!(
                 "found, not joined: an operator adopts it with `carrel node adopt {name}`"
             ));

@@ -262,7 +262,7 @@ impl Broker {
         let needs = state.needs(&job, &asked);
         let known = pass.unfit.known(&asked, &line);
         let behind = known.until.is_some_and(|at| at <= until);
-        if !known.now && (behind || fits(&state.hosts, needs, Assume::Now)) {
+        if !known.now {
             let found = if behind {
                 Err(None)
             } else {
@@ -292,17 +292,20 @@ impl Broker {
                         .set_why(number, Some(Wait::Headroom(Box::new(kept))));
                     return Look::Waits;
                 }
-                Err(None) if !behind => pass.unfit.learn_until(&asked, &line, until),
                 Err(None) => {}
             }
-            let promises = pass.promises.of(state, &job);
-            let ahead = promises.before(until).map(|promise| Wait::Priority(promise.job));
-            let reserved = promises.reserved(state, until, needs).map(Wait::Reserved);
-            let why = reserved.or(ahead).unwrap_or(Wait::Resources);
-            self.state.pending.set_why(number, Some(why));
-            return Look::Blocked(job);
-        }
-        if !known.now {
+            if fits(&state.hosts, needs, Assume::Now) {
+                // What is promised, or reserved, is in the way.
+                if !behind {
+                    pass.unfit.learn_until(&asked, &line, until);
+                }
+                let promises = pass.promises.of(state, &job);
+                let ahead = promises.before(until).map(|promise| Wait::Priority(promise.job));
+                let reserved = promises.reserved(state, until, needs).map(Wait::Reserved);
+                let why = reserved.or(ahead).unwrap_or(Wait::Resources);
+                self.state.pending.set_why(number, Some(why));
+                return Look::Blocked(job);
+            }
             pass.unfit.learn_now(&asked, &line);
         }
         let epoch = state.hosts.epoch();

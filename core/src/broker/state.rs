@@ -490,11 +490,12 @@ impl State {
 
     /// The same where only what the node is to do changes: that makes nothing free.
     pub(super) fn update_desired(&mut self, node: &NodeName, update: impl FnOnce(&mut NodeLink)) {
-        let link = self
-            .links
-            .entry(node.clone())
-            .or_insert_with(|| Arc::new(NodeLink::new(Timestamp(0))));
-        update(Arc::make_mut(link));
+        if let Some(link) = self.links.get_mut(node) {
+            return update(Arc::make_mut(link));
+        }
+        let mut link = NodeLink::new(Timestamp(0));
+        update(&mut link);
+        self.links.insert(node.clone(), Arc::new(link));
     }
 
     /// Puts a node's link in place of its former self.

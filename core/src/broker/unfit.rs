@@ -35,36 +35,37 @@ pub(super) struct Known {
 /// What two requests must have in common so that one of them asks for more.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Kind {
+    /// Each host keeps something for its free GPUs: who takes more of them may have more besides. It stands first, as
+    /// it tells most apart.
+    gpus: u32,
     root: bool,
+    /// The nodes are to be idle, or their memory.
+    alone: (bool, bool),
+    /// Where it matters how nodes lie to each other: more of them may fit where fewer do not.
+    nodes: Option<u32>,
     partition: PartitionName,
     reservation: Option<ReservationName>,
     /// None: who it is does not matter, as it may where GPUs are shared.
     owner: Option<UserName>,
     unit: UnitRequest,
-    /// Each host keeps something for its free GPUs: who takes more of them may have more besides.
-    gpus: u32,
     gpu_model: String,
-    /// The nodes are to be idle, or their memory.
-    alone: (bool, bool),
     constraints: Constraints,
-    /// Where it matters how nodes lie to each other: more of them may fit where fewer do not.
-    nodes: Option<u32>,
 }
 
 impl Kind {
     fn of(asked: &ResourceRequest, line: &LineKey) -> Self {
         let anywhere = asked.constraints == Constraints::default();
         Self {
+            gpus: asked.gpus_per_node,
             root: line.root,
+            alone: (asked.exclusive, asked.all_memory),
+            nodes: (!anywhere).then_some(asked.nodes),
             partition: line.partition.clone(),
             reservation: line.reservation.clone(),
             owner: line.owner.clone(),
             unit: asked.unit.clone(),
-            gpus: asked.gpus_per_node,
             gpu_model: asked.gpu_model.clone(),
-            alone: (asked.exclusive, asked.all_memory),
             constraints: asked.constraints.clone(),
-            nodes: (!anywhere).then_some(asked.nodes),
         }
     }
 }

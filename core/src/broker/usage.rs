@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::state::State;
+use crate::maps::change;
 use crate::model::gpu_unit::{GpuUnit, Slice, WHOLE_MILLI};
 use crate::model::ids::{GpuUuid, JobKey};
 use crate::model::job::{Ending, Job, JobState, Placed};
@@ -31,12 +32,6 @@ impl NodeUsage {
         let too_many = shares.map(Slice::share_milli).sum::<u32>() > u32::from(WHOLE_MILLI);
         let other = other.or_else(|| held.first().filter(|_| too_many));
         other.map(|(key, _)| *key)
-    }
-
-    /// Somebody holds all of a GPU.
-    pub(super) fn has_whole(&self, gpu: &GpuUuid) -> bool {
-        let mut held = self.gpus.get(gpu).into_iter().flatten();
-        held.any(|(_, slice)| *slice == Slice::Whole)
     }
 
     /// A job holds GPUs.
@@ -104,16 +99,21 @@ impl State {
             generation: placed.generation,
         };
         for part in placed.unreleased() {
-            let usage = self.usage.entry(part.node.clone()).or_default();
-            let usage = Arc::make_mut(usage);
-            let jobs = self.placed_on.entry(part.node.clone()).or_default();
-            if add {
-                usage.hold(key, part);
-                jobs.insert(job.id);
-            } else {
-                usage.let_go(key, part);
-                jobs.remove(&job.id);
-            }
+            change(&mut self.usage, &part.node, |usage| {
+                let usage = Arc::make_mut(usage);
+                if add {
+                    usage.hold(key, part);
+                } else {
+                    usage.let_go(key, part);
+                }
+            });
+            change(&mut self.placed_on, &part.node, |jobs| {
+                if add {
+                    jobs.insert(job.id);
+                } else {
+                    jobs.remove(&job.id);
+                }
+            });
         }
     }
 }

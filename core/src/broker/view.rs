@@ -211,17 +211,16 @@ pub fn node_state(state: &State, name: &NodeName) -> (&'static str, String) {
         .usage
         .get(name)
         .is_some_and(|usage| **usage != NodeUsage::default());
-    let drained = state.nodes.get(name).and_then(|node| node.drained.clone());
-    if let Some(reason) = drained {
-        return (if holds { "DRAINING" } else { "DRAINED" }, reason);
-    }
-    if let Some(reason) = state.unavailable(name) {
-        let found = state.nodes.get(name).is_some_and(|node| node.found.is_some());
-        return (if found { "FOUND" } else { "DOWN" }, format!("node is {reason}"));
-    }
     let Some(node) = state.nodes.get(name) else {
         return ("DOWN", "unknown node".to_owned());
     };
+    if let Some(reason) = &node.drained {
+        return (if holds { "DRAINING" } else { "DRAINED" }, reason.clone());
+    }
+    if let Some(reason) = state.unavailable(node) {
+        let found = node.found.is_some();
+        return (if found { "FOUND" } else { "DOWN" }, format!("node is {reason}"));
+    }
     let full = state
         .usage
         .get(name)

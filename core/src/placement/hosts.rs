@@ -18,6 +18,7 @@ use super::reserve::Reserve;
 use super::shape::Shape;
 use super::table::{LazyTable, MAX_TABLE_GPUS, Table};
 use super::units::{PartRoom, Parts};
+use crate::maps::change;
 use crate::model::fabric::Fabric;
 use crate::model::gpu::Inventory;
 use crate::model::ids::NodeName;
@@ -138,7 +139,9 @@ pub(super) struct SameGpus<'a> {
     pub kind: &'a Kind,
     pub gpus: u64,
     pub parts: &'a [(u8, PartRoom)],
-    hosts: Vec<&'a Group>,
+    first: &'a Group,
+    /// Further groups, where all of them are taken as free.
+    others: Vec<&'a Group>,
     filter: Option<Rc<Filter<'a>>>,
     /// CPUs and memory of each, where not what is free now is taken as free.
     whole: Option<(u32, u64)>,
@@ -156,7 +159,8 @@ pub(super) struct Alike<'a> {
 
 impl<'a> SameGpus<'a> {
     fn sets(&self) -> impl Iterator<Item = &'a OrdSet<Member>> {
-        let classes = self.hosts.iter().flat_map(|group| group.values());
+        let groups = std::iter::once(self.first).chain(self.others.iter().copied());
+        let classes = groups.flat_map(|group| group.values());
         classes.flat_map(|rooms| rooms.values())
     }
 
@@ -186,7 +190,7 @@ impl<'a> SameGpus<'a> {
             let all = Rooms::Whole(cpus, memory_bytes, self.sets().collect());
             (outfit.class(cpus, memory_bytes), all)
         });
-        let free = self.hosts.first().copied().filter(|_| self.whole.is_none());
+        let free = self.whole.is_none().then_some(self.first);
         let fewest = outfit.class(cpus, 0);
         let free = free.into_iter().flat_map(move |group| group.range(fewest..));
         let free = free.map(|(class, rooms)| (*class, Rooms::Free(rooms)));
@@ -488,9 +492,11 @@ impl Hosts {
     fn insert(&mut self, node: &NodeName, host: Host) {
         let room = (host.room.cpus, host.room.memory_bytes);
         let class = self.kinds[&host.kind].outfit.class(room.0, room.1);
-        let group = self.groups.entry(group_of(&host)).or_default();
-        let members = group.entry(class).or_default().entry(room);
-        members.or_default().insert(host.member.clone());
+        change(&mut self.groups, &group_of(&host), |group| {
+            change(group, &class, |rooms| {
+                change(rooms, &room, |members| members.insert(host.member.clone()))
+            })
+        });
         self.hosts.insert(node.clone(), host);
     }
 
@@ -522,37 +528,40 @@ impl Hosts {
         assume: Assume,
         filter: Option<&Rc<Filter<'a>>>,
     ) -> impl Iterator<Item = SameGpus<'a>> + use<'a> {
-        let mut all: Vec<SameGpus<'a>> = Vec::new();
-        for ((number, available, gpus, parts), group) in &self.groups {
-            if !available && assume != Assume::Whole {
-                continue;
-            }
-            let kind: &Kind = &self.kinds[number];
+        let filter = filter.cloned();
+        let in_service = move |(_, available, ..): &GroupKey| *available || assume == Assume::Whole;
+        let mut groups = self
+            .groups
+            .iter()
+            .filter(move |(key, _)| in_service(key))
+            .peekable();
+        let mut last: Option<&Kind> = None;
+        std::iter::from_fn(move || {
+            let ((number, _, gpus, parts), group) = groups.next()?;
+            // Groups of a kind follow each other.
+            let kind = last.filter(|kind| kind.number == *number);
+            let kind = kind.unwrap_or_else(|| &self.kinds[number]);
+            last = Some(kind);
             let host = &kind.host;
-            match (assume, all.last_mut()) {
-                // Groups of a kind follow each other.
-                (Assume::Emptied | Assume::Whole, Some(last)) if last.kind.number == *number => {
-                    last.hosts.push(group);
-                }
-                (Assume::Emptied | Assume::Whole, _) => all.push(SameGpus {
-                    kind,
-                    gpus: host.placeable,
-                    parts: &kind.parts,
-                    hosts: vec![group],
-                    filter: filter.cloned(),
-                    whole: Some((host.cpus, host.memory_bytes)),
-                }),
-                (Assume::Now, _) => all.push(SameGpus {
-                    kind,
-                    gpus: gpus & host.placeable,
-                    parts,
-                    hosts: vec![group],
-                    filter: filter.cloned(),
-                    whole: None,
-                }),
+            let free = assume == Assume::Now;
+            let mut same = SameGpus {
+                kind,
+                gpus: if free {
+                    gpus & host.placeable
+                } else {
+                    host.placeable
+                },
+                parts: if free { parts } else { &kind.parts },
+                first: group,
+                others: Vec::new(),
+                filter: filter.clone(),
+                whole: (!free).then_some((host.cpus, host.memory_bytes)),
+            };
+            while !free && let Some((_, group)) = groups.next_if(|((other, ..), _)| other == number) {
+                same.others.push(group);
             }
-        }
-        all.into_iter()
+            Some(same)
+        })
     }
 
     /// The kinds of hosts that there are.

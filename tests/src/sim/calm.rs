@@ -152,8 +152,12 @@ impl World {
             {
                 what.push(format!("something of {} is held", node.name));
             }
-            if let Some(why) = state.unavailable(&node.name) {
-                what.push(format!("{}: {why}", node.name));
+            match state.nodes.get(&node.name) {
+                None => what.push(format!("{}: not known", node.name)),
+                Some(record) => {
+                    let why = state.unavailable(record);
+                    what.extend(why.map(|why| format!("{}: {why}", node.name)));
+                }
             }
             if state.strangers(&node.name).next().is_some() {
                 what.push(format!("{} reports a job that is over", node.name));
