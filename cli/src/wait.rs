@@ -444,14 +444,16 @@ async fn watch_until(
     }
 }
 
-/// Stops a session's job, again while the broker is away. One that is over already is no error.
-pub async fn stop_job(client: &mut Client, session: &v1::Session, job: u64) -> Result<()> {
+/// Stops a session's job, again while the broker is away, or says that the command that it was there for has ended
+/// with a code. One that is over already is no error.
+pub async fn stop_job(client: &mut Client, session: &v1::Session, job: u64, code: Option<u8>) -> Result<()> {
     let begun = tokio::time::Instant::now();
     let mut retry = RETRY_FIRST;
     loop {
         let request = v1::StopSessionRequest {
             name: id_of(session),
             job,
+            exit_code: code.map(u32::from),
         };
         match client.stop_session(request).await {
             Ok(_) => return Ok(()),

@@ -248,9 +248,33 @@ fn a_step_alone_has_an_allocation_of_its_own() {
     ])
     .run();
     assert_eq!((said.code, said.stdout.trim()), (0, "0: 0 of 1 on 1"), "{said}");
-    run(&["sh", "-c", "exit 4"])
+    run(&["-J", "ends-badly", "sh", "-c", "exit 4"])
         .run()
         .fails(4, &["Exited with exit code 4"]);
+    let alloc = |name, script| {
+        let args = [
+            &["alloc", "--name", name][..],
+            &SMALL,
+            &["--", "sh", "-c", script],
+        ]
+        .concat();
+        cluster.carrel(ALICE, args).run().code
+    };
+    assert_eq!(
+        (alloc("ended-badly", "exit 4"), alloc("ended-well", "true")),
+        (4, 0)
+    );
+    for (name, state, code) in [
+        ("ends-badly", "FAILED", 4),
+        ("ended-badly", "FAILED", 4),
+        ("ended-well", "COMPLETED", 0),
+    ] {
+        // It is over when its node has said so.
+        cluster.ready("it ends as its command did", |this| {
+            let job = &this.json(ALICE, ["show", name])["job"];
+            (&job["state"], &job["exit_code"]) == (&state.into(), &code.into())
+        });
+    }
     cluster
         .carrel(ALICE, ["run", "--gpus", "1000", "true"])
         .run()

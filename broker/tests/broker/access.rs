@@ -95,6 +95,7 @@ async fn users_see_and_do_their_own_only() {
         let stop = v1::StopSessionRequest {
             name: name.into(),
             job: 0,
+            exit_code: None,
         };
         assert_eq!(
             bob.stop_session(stop).await.expect_err(name).code(),

@@ -109,6 +109,7 @@ async fn a_job_sees_extends_and_stops_itself_and_nothing_else() {
                 .stop_session(v1::StopSessionRequest {
                     name: other.into(),
                     job: 0,
+                    exit_code: None,
                 })
                 .await
                 .expect_err("refused"),
@@ -145,6 +146,7 @@ async fn a_job_sees_extends_and_stops_itself_and_nothing_else() {
     let stop = v1::StopSessionRequest {
         name: "dev".into(),
         job: world.job.job,
+        exit_code: None,
     };
     inside.stop_session(stop).await.expect("stopped");
     world.agents[0]

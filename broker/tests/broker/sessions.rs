@@ -253,6 +253,7 @@ async fn an_unnamed_session_goes_with_its_job() {
         .stop_session(v1::StopSessionRequest {
             name: waiting.name.clone(),
             job: 0,
+            exit_code: None,
         })
         .await;
     let stopped = stopped.expect("stopped").into_inner();

@@ -44,6 +44,7 @@ async fn a_share_is_seen_by_both_and_told_to_the_node() {
     let stop = v1::StopSessionRequest {
         name: "dev.alice".into(),
         job: 0,
+        exit_code: None,
     };
     assert_eq!(
         bob.stop_session(stop).await.expect_err("hers").code(),

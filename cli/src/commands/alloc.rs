@@ -230,7 +230,7 @@ impl Allocation {
         let (session, end) = match waited {
             Ok(waited) => waited,
             Err(error) => {
-                self.free(signals).await?;
+                self.free(None, signals).await?;
                 return Err(error);
             }
         };
@@ -239,7 +239,7 @@ impl Allocation {
             End::Running => Ok(None),
             End::Over => Err(wait::over_error(&self.session)),
             End::Left(signal) => {
-                self.free(signals).await?;
+                self.free(None, signals).await?;
                 say(format_args!(
                     "carrel: Job allocation {} has been cancelled",
                     self.job
@@ -253,7 +253,7 @@ impl Allocation {
                     .as_ref()
                     .map(|job| job.reason.clone())
                     .unwrap_or_default();
-                self.free(signals).await?;
+                self.free(None, signals).await?;
                 let why = if reason.is_empty() {
                     String::new()
                 } else {
@@ -294,7 +294,7 @@ impl Allocation {
         let left = match shell::run(&route, &args.command, signals).await {
             Ok(left) => left,
             Err(error) => {
-                self.free(signals).await?;
+                self.free(None, signals).await?;
                 return Err(error);
             }
         };
@@ -309,11 +309,11 @@ impl Allocation {
             }
             Left::NoConnection(why) | Left::Broken(why) => self.no_connection(&why, signals).await,
             Left::Signal(signal @ (Signal::Interrupt | Signal::Terminate)) => {
-                self.free(signals).await?;
+                self.free(None, signals).await?;
                 Ok(signal.exit_code())
             }
             Left::Exited(SSH_FAILED) if self.ended_by_itself().await => Ok(SSH_FAILED),
-            Left::Exited(code) => self.relinquish(code, signals).await,
+            Left::Exited(code) => self.relinquish(code, args, signals).await,
         }
     }
 
@@ -333,13 +333,13 @@ impl Allocation {
         let left = match attach::run(&mut way, asked, signals).await {
             Ok(left) => left,
             Err(error) => {
-                self.free(signals).await?;
+                self.free(None, signals).await?;
                 return Err(error);
             }
         };
         match left {
             attach::Left::Exited(Exit::Signal(_)) if self.ended_by_itself().await => Ok(SSH_FAILED),
-            attach::Left::Exited(exit) => self.relinquish(super::attach::code(exit), signals).await,
+            attach::Left::Exited(exit) => self.relinquish(super::attach::code(exit), args, signals).await,
             attach::Left::Over => {
                 if !self.ended_by_itself().await {
                     say(format_args!("carrel: job {} is over", self.job));
@@ -359,7 +359,7 @@ impl Allocation {
                 Ok(Signal::HangUp.exit_code())
             }
             attach::Left::Signal(signal @ (Signal::Interrupt | Signal::Terminate)) => {
-                self.free(signals).await?;
+                self.free(None, signals).await?;
                 Ok(signal.exit_code())
             }
             attach::Left::Refused(_) | attach::Left::NoConnection(_) if self.ended_by_itself().await => {
@@ -371,24 +371,27 @@ impl Allocation {
         }
     }
 
-    async fn relinquish(&mut self, code: u8, signals: &mut Signals) -> Result<u8> {
+    /// A command's exit code is the job's. A shell's is that of whatever was last tried in it, and says nothing of the job.
+    async fn relinquish(&mut self, code: u8, args: &AllocArgs, signals: &mut Signals) -> Result<u8> {
         say(format_args!("carrel: Relinquishing job allocation {}", self.job));
-        self.free(signals).await?;
+        let of_command = (!args.command.is_empty()).then_some(code);
+        self.free(of_command, signals).await?;
         Ok(code)
     }
 
     async fn no_connection(&mut self, why: &str, signals: &mut Signals) -> Result<u8> {
-        self.free(signals).await?;
+        self.free(None, signals).await?;
         Err(CliError::new(
             Kind::Connection,
             format!("no connection to session {}: {why}", self.session.name),
         ))
     }
 
-    /// Ends the job. A second Ctrl-C gives up on a broker that does not answer.
-    pub(super) async fn free(&mut self, signals: &mut Signals) -> Result<()> {
+    /// Ends the job, with the exit code of its command if that has ended. A second Ctrl-C gives up on a broker that does
+    /// not answer.
+    pub(super) async fn free(&mut self, code: Option<u8>, signals: &mut Signals) -> Result<()> {
         tokio::select! {
-            stopped = wait::stop_job(&mut self.client, &self.session, self.job) => stopped,
+            stopped = wait::stop_job(&mut self.client, &self.session, self.job, code) => stopped,
             signal = signals.next() => Err(CliError::new(
                 if signal == Signal::Interrupt { Kind::Interrupted } else { Kind::Terminated },
                 format!("job {} may still hold its resources", self.job),

@@ -135,7 +135,7 @@ pub async fn run(context: &Context, args: OpenArgs) -> Result<u8> {
             let name = &session.name;
             if started {
                 let job = session.job.as_ref().map_or(0, |job| job.id);
-                wait::stop_job(&mut client, &session, job).await?;
+                wait::stop_job(&mut client, &session, job, None).await?;
                 say(format_args!("carrel: session {name} is stopped again"));
             } else {
                 say(format_args!(

@@ -418,7 +418,10 @@ async fn alone(context: &Context, args: &RunArgs, signals: &mut Signals) -> Resu
         Box::pin(step(context, args, place, signals)).await
     };
     let ran = ran.await;
-    allocation.free(&mut crate::signals::Signals::catch()?).await?;
+    let code = ran.as_ref().ok().copied();
+    allocation
+        .free(code, &mut crate::signals::Signals::catch()?)
+        .await?;
     ran
 }
 

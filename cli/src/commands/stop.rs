@@ -60,7 +60,11 @@ async fn stop_own(context: &Context, client: &mut Client) -> Result<u8> {
     }
     let job = session.job.as_ref().map_or(0, |job| job.id);
     let name = wait::id_of(&session);
-    let request = v1::StopSessionRequest { name, job };
+    let request = v1::StopSessionRequest {
+        name,
+        job,
+        exit_code: None,
+    };
     let stopped = client.stop_session(request).await?.into_inner();
     if context.json() {
         output::json(&[view::Session::from(stopped)])?;
@@ -86,10 +90,12 @@ async fn stop(client: &mut Client, what: &JobOrSession) -> Result<v1::Session> {
         Found::Job(job) => v1::StopSessionRequest {
             name: format!("#{}", job.session),
             job: job.id,
+            exit_code: None,
         },
         Found::Session(session) => v1::StopSessionRequest {
             name: wait::id_of(&session),
             job: 0,
+            exit_code: None,
         },
     };
     Ok(client.stop_session(request).await?.into_inner())

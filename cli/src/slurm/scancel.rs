@@ -197,6 +197,7 @@ async fn end(
         let request = v1::StopSessionRequest {
             name: format!("#{session}"),
             job: name.job.0,
+            exit_code: None,
         };
         return client.stop_session(request).await.map(drop);
     }

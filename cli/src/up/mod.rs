@@ -298,6 +298,7 @@ impl Cluster {
                     let request = v1::StopSessionRequest {
                         name: format!("#{}", job.session),
                         job: job.id,
+                        exit_code: None,
                     };
                     // One that cannot be stopped is ended with its node.
                     client.stop_session(request).await.ok();

@@ -180,6 +180,8 @@ pub enum Input {
     ExtendSession(Caller, SessionRef, Duration),
     /// End a session's live job, if it is this one.
     StopSession(Caller, SessionRef, Option<JobId>),
+    /// End a session's live job, if it is this one: the command that it was there for has ended with this exit code.
+    EndSession(Caller, SessionRef, JobId, u8),
     /// End a session's live job, and forget the session.
     RemoveSession(Caller, SessionRef),
     /// Share a session with a user, or change how far.

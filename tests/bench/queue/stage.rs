@@ -301,9 +301,13 @@ pub async fn watch(
 pub async fn close(api: &mut Api, session: &v1::Session) -> anyhow::Result<()> {
     let name = format!("#{}", session.id);
     let watched = api.watch_session(GetSessionRequest { name: name.clone() }).await;
-    api.stop_session(StopSessionRequest { name, job: 0 })
-        .await
-        .context("stopping a session")?;
+    api.stop_session(StopSessionRequest {
+        name,
+        job: 0,
+        exit_code: None,
+    })
+    .await
+    .context("stopping a session")?;
     let mut states = watched?.into_inner();
     let gone = async {
         while states.message().await?.is_some() {}

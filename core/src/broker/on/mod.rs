@@ -40,6 +40,7 @@ impl Broker {
             Input::UpdateJob(caller, job, update) => self.on_update_job(now, &caller, &job, &update),
             Input::ExtendSession(caller, session, add) => self.on_extend(now, &caller, &session, add),
             Input::StopSession(caller, session, job) => self.on_stop(now, &caller, &session, job),
+            Input::EndSession(caller, session, job, code) => self.on_end(now, &caller, &session, job, code),
             Input::RemoveSession(caller, session) => self.on_remove(now, &caller, &session),
             Input::ShareSession(caller, session, user, share) => {
                 self.on_share(&caller, &session, &user, share)

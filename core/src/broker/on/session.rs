@@ -107,6 +107,37 @@ impl Broker {
         Ok(Reply::Session(id, false))
     }
 
+    /// Its job ends as one does whose command ends by itself.
+    pub(super) fn on_end(
+        &mut self,
+        now: Timestamp,
+        caller: &Caller,
+        wanted: &SessionRef,
+        job: JobId,
+        code: u8,
+    ) -> Result<Reply, Reject> {
+        let session = self.state.session_for(caller, wanted, Call::StopSession)?;
+        let live = self.state.live_job(session).filter(|live| live.id == job);
+        if session.owner != caller.user || live.is_some_and(|live| live.state() != JobState::Running) {
+            // It was not there for their command, or has run none.
+            return self.on_stop(now, caller, wanted, Some(job));
+        }
+        let id = session.id;
+        if live.is_some() {
+            let (state, how) = match code {
+                0 => (JobState::Completed, String::new()),
+                _ => (JobState::Failed, format!(" with exit code {code}")),
+            };
+            let ending = Ending {
+                state,
+                reason: format!("its command ended{how}"),
+                exit_code: Some(code.into()),
+            };
+            self.end_for_good(now, job, ending);
+        }
+        Ok(Reply::Session(id, false))
+    }
+
     pub(super) fn on_remove(
         &mut self,
         now: Timestamp,

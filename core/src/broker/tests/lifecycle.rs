@@ -1,6 +1,7 @@
 //! A session's life, from the wish to the last acknowledgement.
 
 use super::*;
+use crate::model::job::Phase;
 
 #[test]
 fn a_session_is_placed_made_ready_and_released() {
@@ -187,6 +188,40 @@ fn an_unnamed_session_is_forgotten_with_its_changes() {
             .removed_sessions
             .is_empty()
     );
+}
+
+/// What `carrel alloc -- CMD` and `carrel run` held ends as their command did, and by nobody else's word.
+#[test]
+fn a_job_ends_as_the_command_that_it_was_there_for() {
+    for (code, state, reason) in [
+        (0, JobState::Completed, "its command ended"),
+        (3, JobState::Failed, "its command ended with exit code 3"),
+    ] {
+        let mut world = World::new(&["n1"]);
+        let (session, id) = world.open("alice", open("dev", gpus(1)));
+        let end = |user, job| Input::EndSession(caller(user), SessionRef::Id(session), job, code);
+        world.must(end("alice", id));
+        assert_eq!(world.reason(id), "stopped by alice", "it has not begun");
+
+        let mut world = World::new(&["n1"]);
+        let (_, id) = world.open("alice", open("dev", gpus(1)));
+        let ready = world.seen(id, "n1", ObservedPhase::Ready);
+        world.report("n1", vec![ready]);
+        world.must(end("alice", JobId(id.0 + 1)));
+        assert_eq!(world.state(id), JobState::Running, "it is another's");
+        let stranger = world.handle(end("bob", id)).expect_err("it is not bob's");
+        assert_eq!(stranger.kind, RejectKind::Denied);
+        world.must(end("alice", id));
+        // It is said again where the answer was lost.
+        world.must(end("alice", id));
+        let released = world.seen(id, "n1", ObservedPhase::Released);
+        world.report("n1", vec![released]);
+        assert_eq!((world.state(id), &*world.reason(id)), (state, reason));
+        let Phase::Ended { ending, .. } = &world.job(id).phase else {
+            panic!("it is over")
+        };
+        assert_eq!(ending.exit_code, Some(code.into()));
+    }
 }
 
 #[test]
