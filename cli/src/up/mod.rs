@@ -19,10 +19,12 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use carrel_core::model::ids::JobId;
 use carrel_proto::v1;
 
 use self::child::Program;
 use crate::connect::{self, Address, Client};
+use crate::context::request;
 use crate::error::{CliError, Context as _, Result};
 use crate::terminal::say;
 use crate::wait;
@@ -282,11 +284,11 @@ impl Cluster {
         let begun = tokio::time::Instant::now();
         let mut asked = std::collections::BTreeSet::new();
         while begun.elapsed() < STOP_PATIENCE {
-            let request = v1::ListJobsRequest {
+            let all = v1::ListJobsRequest {
                 all_users: true,
                 ended: false,
             };
-            let Ok(jobs) = client.list_jobs(request).await else {
+            let Ok(jobs) = client.list_jobs(all).await else {
                 return;
             };
             let jobs = jobs.into_inner().jobs;
@@ -294,13 +296,18 @@ impl Cluster {
                 return;
             }
             for job in jobs {
-                if asked.insert(job.id) && !wait::is_over(job.state()) {
+                if !asked.insert(job.id) || wait::is_over(job.state()) {
+                    continue;
+                }
+                // One that cannot be ended is ended with its node.
+                if job.session == 0 {
+                    client.cancel_job(request(&JobId(job.id).into())).await.ok();
+                } else {
                     let request = v1::StopSessionRequest {
                         name: format!("#{}", job.session),
                         job: job.id,
                         exit_code: None,
                     };
-                    // One that cannot be stopped is ended with its node.
                     client.stop_session(request).await.ok();
                 }
             }
