@@ -52,6 +52,8 @@ fn parse_features(text: &str) -> Result<String, String> {
     if text.trim().is_empty() {
         return Ok(String::new());
     }
+    // To Slurm a ',' is a '&' (`_feature_string2list`).
+    let text = text.replace(',', "&");
     let read: FeatureRequest = text.parse().map_err(|bad: BadExpression| bad.why)?;
     Ok(read.to_string())
 }
@@ -192,6 +194,8 @@ mod tests {
             ("gpu[1-2]", "gpu[7-8]")
         );
         assert_eq!(wishes.features, "ib&(rack1|rack2)");
+        let commas = parse("-C gpu,hbm80g").expect("a request").constraints;
+        assert_eq!(commas.expect("constraints").features, "gpu&hbm80g");
         assert_eq!((wishes.switches, wishes.segment, wishes.contiguous), (2, 2, true));
         assert_eq!(request.patience.expect("patience").switches_ms, Some(600_000));
         assert_eq!(

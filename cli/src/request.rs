@@ -29,8 +29,8 @@ pub struct RequestArgs {
     /// GPUs over all nodes, with a model if wanted: 4, h100:4; MIG slices: 1g.10gb:2; or a share of a GPU: 0.5
     #[arg(short = 'G', long, value_name = "[MODEL:][PROFILE:]K", value_parser = units::parse_gpus_or_none, allow_hyphen_values = true)]
     pub gpus: Option<GpuCount>,
-    /// GPUs on each node, or slices, or a share
-    #[arg(long, value_name = "[MODEL:][PROFILE:]K", value_parser = units::parse_gpus_or_none, conflicts_with = "gpus", allow_hyphen_values = true)]
+    /// GPUs on each node, or slices, or a share; beside --gpus it says how many nodes these are on
+    #[arg(long, value_name = "[MODEL:][PROFILE:]K", value_parser = units::parse_gpus_or_none, allow_hyphen_values = true)]
     pub gpus_per_node: Option<GpuCount>,
     /// Part of the GPU model's name, such as h100 or a100-80gb; several with '|' between them
     #[arg(long, value_name = "MODEL", value_parser = units::parse_model)]
@@ -247,21 +247,12 @@ impl RequestArgs {
     /// `base` with what is asked for here changed. Zeros are the cluster's defaults.
     pub fn over(&self, mut base: v1::SessionSpec) -> Result<v1::SessionSpec> {
         let mut resources = base.resources.take().unwrap_or_default();
-        let asked = self.nodes.or(self.tasks.nodes()).or(self.constraints.named());
+        let asked = self.nodes.map(|nodes| self.tasks.nodes_of(nodes));
+        let asked = asked.or(self.tasks.nodes()).or(self.nodes_by_gpus());
+        let asked = asked.or(self.constraints.named());
         resources.nodes = asked.unwrap_or(resources.nodes).max(1);
         let nodes = resources.nodes;
-        let gpus = match (&self.gpus, &self.gpus_per_node) {
-            (Some(total), _) if total.count % nodes != 0 => {
-                return Err(CliError::usage(format!(
-                    "{} GPUs cannot be spread evenly over {nodes} nodes",
-                    total.count
-                ))
-                .hint("--gpus counts the GPUs of all nodes; --gpus-per-node those of each"));
-            }
-            (Some(total), _) => Some((total, total.count / nodes)),
-            (None, Some(each)) => Some((each, each.count)),
-            (None, None) => None,
-        };
+        let gpus = self.gpus_of_each(nodes)?;
         let by_tasks = self.tasks.gpus(nodes, gpus)?;
         if let Some((gpus, per_node)) = gpus.or(by_tasks) {
             resources.gpus_per_node = per_node;
@@ -331,8 +322,46 @@ impl RequestArgs {
     /// What is taken and means nothing here, a sentence each.
     pub fn notes(&self) -> Vec<String> {
         let all = std::iter::once(self).chain(&self.more);
-        let notes = all.filter_map(|one| one.exclusive.and_then(Exclusive::note));
+        let notes = all.flat_map(|one| {
+            let fewer = one.nodes.and_then(|nodes| one.tasks.fewer_nodes(nodes));
+            one.exclusive.and_then(Exclusive::note).into_iter().chain(fewer)
+        });
         notes.collect()
+    }
+
+    /// Nodes that GPUs take where both all of them and those of each node are counted, as in Slurm (`_test_gres_cnt`).
+    fn nodes_by_gpus(&self) -> Option<u32> {
+        let (total, each) = self.gpus.as_ref().zip(self.gpus_per_node.as_ref())?;
+        let even = each.count > 0 && total.count.is_multiple_of(each.count);
+        even.then(|| total.count / each.count).filter(|nodes| *nodes > 0)
+    }
+
+    /// What GPUs --gpus and --gpus-per-node ask for, and how many of them on each of so many nodes.
+    fn gpus_of_each(&self, nodes: u32) -> Result<Option<(&GpuCount, u32)>> {
+        const HINT: &str = "--gpus counts the GPUs of all nodes; --gpus-per-node those of each";
+        let (total, each) = match (&self.gpus, &self.gpus_per_node) {
+            (None, None) => return Ok(None),
+            (None, Some(each)) => return Ok(Some((each, each.count))),
+            (Some(total), each) => (total, each.as_ref()),
+        };
+        if let Some(each) = each
+            && (each.unit != total.unit || u64::from(each.count) * u64::from(nodes) != u64::from(total.count))
+        {
+            return Err(CliError::usage(format!(
+                "{} GPUs over all nodes, and {} on each of {nodes}, are not the same",
+                total.count, each.count
+            ))
+            .hint(HINT));
+        }
+        if total.count % nodes != 0 {
+            return Err(CliError::usage(format!(
+                "{} GPUs cannot be spread evenly over {nodes} nodes",
+                total.count
+            ))
+            .hint(HINT));
+        }
+        // What names a model says more, and is looked for in both.
+        Ok(Some((total, total.count / nodes)))
     }
 
     /// The GPU model that is asked for, by whichever flags; none: any.
@@ -610,9 +639,22 @@ mod tests {
             "-t 0",
             "--gpus 1e9",
             "-N 4294967296",
-            "--gpus 1 --gpus-per-node 1",
         ] {
             assert!(parse(line).is_err(), "{line}");
+        }
+        // Over all and of each is no contradiction where it is the same, and says on how many nodes.
+        let both = resources("--gpus 8 --gpus-per-node a100:4");
+        assert_eq!(
+            (both.nodes, both.gpus_per_node, both.gpu_model.as_str()),
+            (2, 4, "a100")
+        );
+        assert_eq!(resources("-N 2 --gpus 8 --gpus-per-node 4").nodes, 2);
+        for line in [
+            "-N 1 --gpus 8 --gpus-per-node 4",
+            "--gpus 6 --gpus-per-node 4",
+            "--gpus 1g.10gb:2 --gpus-per-node 2",
+        ] {
+            assert!(spec(line).is_err(), "{line}");
         }
     }
 

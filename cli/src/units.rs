@@ -13,6 +13,9 @@ pub const MOST: u32 = 1_000_000;
 /// A time limit: `30` (minutes), `MM:SS`, `HH:MM:SS`, `D-HH`, `D-HH:MM`, `D-HH:MM:SS`
 /// as in Slurm, or units: `2d`, `4h`, `90m`, `30s`, `1h30m`.
 pub fn parse_time(text: &str) -> Result<Duration, String> {
+    if is_unlimited(text.trim()) {
+        return Err("there is no time without end: say the longest that it may take".into());
+    }
     let seconds = seconds_of(text.trim())
         .ok_or("a time is minutes (30), HH:MM:SS, D-HH:MM, or has units (4h, 90m, 1d12h)")?;
     match seconds {
@@ -20,6 +23,14 @@ pub fn parse_time(text: &str) -> Result<Duration, String> {
         1..=LONGEST => Ok(Duration::from_secs(seconds)),
         _ => Err("the time is longer than ten years".into()),
     }
+}
+
+/// Slurm's words for no limit.
+fn is_unlimited(text: &str) -> bool {
+    text == "-1"
+        || ["unlimited", "infinite"]
+            .iter()
+            .any(|word| text.eq_ignore_ascii_case(word))
 }
 
 /// Like [`parse_time`], with an optional leading '+', as in `extend dev +2h`.
@@ -141,6 +152,14 @@ pub struct GpuCount {
     pub unit: GpuUnit,
 }
 
+impl GpuCount {
+    /// Whether what another place says is the same, as far as both say it.
+    pub fn agrees_with(&self, other: &Self) -> bool {
+        let alike = self.model.is_empty() || other.model.is_empty() || self.model == other.model;
+        alike && (self.count, &self.unit) == (other.count, &other.unit)
+    }
+}
+
 /// What of a GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum GpuUnit {
@@ -186,11 +205,11 @@ fn read_gpus(text: &str, count: impl Fn(&str) -> Result<u32, String>) -> Result<
         )
     };
     let (before, last) = split(text);
-    if is_profile(&last) {
+    if let Some((named, profile)) = profile_of(&last) {
         return Ok(GpuCount {
-            model: parse_model(&before)?,
+            model: parse_model(either(&before, named).map_err(rule)?)?,
             count: 1,
-            unit: GpuUnit::Mig(last),
+            unit: GpuUnit::Mig(profile.to_owned()),
         });
     }
     if last.contains('.') {
@@ -205,16 +224,33 @@ fn read_gpus(text: &str, count: impl Fn(&str) -> Result<u32, String>) -> Result<
     if parse_share(&profile).is_ok() {
         return Err(format!("a share is of one GPU: {profile}"));
     }
-    let (model, unit) = if is_profile(&profile) {
-        (model, GpuUnit::Mig(profile))
-    } else {
-        (before, GpuUnit::Whole)
+    let (model, unit) = match profile_of(&profile) {
+        Some((named, profile)) => {
+            let model = either(&model, named).map_err(rule)?;
+            (model.to_owned(), GpuUnit::Mig(profile.to_owned()))
+        }
+        None => (before, GpuUnit::Whole),
     };
     Ok(GpuCount {
         model: parse_model(&model)?,
         count,
         unit,
     })
+}
+
+/// The model, which may be empty, and the MIG profile of `1g.10gb`, or of `a100_1g.10gb` as Slurm calls what it finds by NVML
+/// (`gpu_nvml.c`).
+fn profile_of(text: &str) -> Option<(&str, &str)> {
+    let (model, profile) = text.rsplit_once('_').unwrap_or(("", text));
+    is_profile(profile).then_some((model, profile))
+}
+
+/// A model that may be named in either of two places.
+fn either<'a>(one: &'a str, other: &'a str) -> Result<&'a str, String> {
+    match (one, other) {
+        (model, "") | ("", model) => Ok(model),
+        _ => Err("the model is named twice".to_owned()),
+    }
 }
 
 /// A share of a GPU, "0.5", in thousandths.

@@ -29,7 +29,7 @@ impl SubmitOptions {
     /// # Errors
     /// A component says of the whole job something else than the first.
     pub fn request(&self) -> Result<RequestArgs> {
-        let mut request = self.own_request();
+        let mut request = self.own_request()?;
         for (one, number) in self.more.iter().zip(1_u32..) {
             if let Some(flag) = self.of_the_whole(one) {
                 return Err(CliError::usage(format!(
@@ -39,7 +39,7 @@ impl SubmitOptions {
                     "say {flag} in the first component alone: a job has one time limit, image, output, partition and account"
                 )));
             }
-            let mut one = one.own_request();
+            let mut one = one.own_request()?;
             one.drop_what_is_of_the_whole();
             request.more.push(one);
         }
@@ -76,7 +76,7 @@ impl SubmitOptions {
             ("--no-requeue", one.no_requeue && !self.no_requeue),
             (
                 "--mail-type",
-                other(self.mail_type.as_ref(), one.mail_type.as_ref()),
+                other(self.mail_types().as_ref(), one.mail_types().as_ref()),
             ),
             (
                 "--mail-user",

@@ -5,33 +5,42 @@ use crate::error::{CliError, Result};
 
 /// What such lines begin with.
 const MARKS: [&str; 2] = ["#SBATCH", "#CARREL"];
+/// What Slurm reads as well, and wants written otherwise.
+const FORMER: &str = "#SLURM";
 
-/// What stands alone in a line after which the next component's options are.
+/// What begins a line after which the next component's options are.
 const NEXT: [&str; 2] = ["hetjob", "packjob"];
 
 /// Takes over what a script's lines say. Gives what its user should know of them.
+///
+/// All lines of a component are one place, as in Slurm: none of them counts over another that says otherwise.
 ///
 /// # Errors
 /// A line that is not understood, by its number.
 pub fn take(options: &mut SubmitOptions, script: &str, name: &str) -> Result<Vec<String>> {
     let mut first_command = None;
-    let mut late = Vec::new();
+    let (mut late, mut former) = (Vec::new(), None);
+    let mut components = vec![Lines::default()];
     for (number, line) in (1..).zip(script.lines()) {
-        let words = marked(line);
-        match (words, first_command) {
+        match (marked(line), first_command) {
             (Some(_), Some(_)) => late.push(number),
-            (Some(rest), None) => {
-                let words = split(rest).map_err(|why| wrong(name, number, &why))?;
-                if matches!(&words[..], [word] if NEXT.contains(&word.as_str())) {
-                    options.more.push(SubmitOptions::default());
-                    continue;
+            (Some((mark, rest)), None) => {
+                if mark == FORMER {
+                    former.get_or_insert(number);
                 }
-                let read = if let Some(component) = options.more.last_mut() {
-                    component.read(&words)
-                } else {
-                    options.read(&words)
-                };
-                read.map_err(|why| wrong(name, number, &why))?;
+                let mut words = split(rest).map_err(|why| wrong(name, number, &why))?;
+                let begins = |word: &String| NEXT.iter().any(|next| word.eq_ignore_ascii_case(next));
+                if words.first().is_some_and(begins) {
+                    words.remove(0);
+                    components.push(Lines::default());
+                }
+                // Each is read alone first, so that what is wrong with it is said of it.
+                SubmitOptions::default()
+                    .read(&words)
+                    .map_err(|why| wrong(name, number, &why))?;
+                if let Some(component) = components.last_mut() {
+                    component.add(number, words);
+                }
             }
             (None, None) => {
                 let line = line.trim_start();
@@ -42,7 +51,16 @@ pub fn take(options: &mut SubmitOptions, script: &str, name: &str) -> Result<Vec
             (None, Some(_)) => {}
         }
     }
-    let note = first_command.zip(late.first()).map(|(command, first)| {
+    let mut components = components.into_iter();
+    if let Some(first) = components.next() {
+        first.read(options, name)?;
+    }
+    for component in components {
+        let mut own = SubmitOptions::default();
+        component.read(&mut own, name)?;
+        options.more.push(own);
+    }
+    let late = first_command.zip(late.first()).map(|(command, first)| {
         let others = match late.len() {
             1 => String::new(),
             2 => ", and another one,".to_owned(),
@@ -50,17 +68,50 @@ pub fn take(options: &mut SubmitOptions, script: &str, name: &str) -> Result<Vec
         };
         format!("{name}:{first}: this line{others} is ignored: options stand before the first command (line {command})")
     });
-    Ok(note.into_iter().collect())
+    let former = former.map(|number| format!("{name}:{number}: {FORMER} is read as #SBATCH: write that"));
+    Ok(former.into_iter().chain(late).collect())
+}
+
+/// What the lines of a component say.
+#[derive(Debug, Default)]
+struct Lines {
+    words: Vec<String>,
+    /// The number of each line, and how many words there are up to its end.
+    ends: Vec<(usize, usize)>,
+}
+
+impl Lines {
+    fn add(&mut self, number: usize, words: Vec<String>) {
+        self.words.extend(words);
+        self.ends.push((number, self.words.len()));
+    }
+
+    /// Takes all of them as one.
+    fn read(&self, options: &mut SubmitOptions, name: &str) -> Result<()> {
+        let Err(why) = options.read(&self.words) else {
+            return Ok(());
+        };
+        // Each alone is right: so the line is named with which they begin to contradict each other.
+        let agree = |end: usize| SubmitOptions::default().read(&self.words[..end]).is_ok();
+        let first = self.ends.partition_point(|(_, end)| agree(*end));
+        let number = self.ends.get(first).map_or(0, |(number, _)| *number);
+        Err(wrong(name, number, &why))
+    }
 }
 
 fn wrong(name: &str, line: usize, why: &str) -> CliError {
     CliError::usage(format!("{name}:{line}: {why}")).hint("`carrel submit --help` lists the options")
 }
 
-/// What follows the mark.
-fn marked(line: &str) -> Option<&str> {
-    let mut rests = MARKS.iter().filter_map(|mark| line.strip_prefix(mark));
-    rests.find(|rest| rest.is_empty() || rest.starts_with([' ', '\t']))
+/// The mark and what follows it. As in Slurm an option may do so without a blank.
+fn marked(line: &str) -> Option<(&'static str, &str)> {
+    let rest = |mark: &'static str| Some((mark, line.strip_prefix(mark)?));
+    let is_option = |rest: &str| rest.trim_start().starts_with('-');
+    let blank = |rest: &str| rest.is_empty() || rest.starts_with(char::is_whitespace);
+    let known = MARKS.into_iter().find_map(rest);
+    let known = known.filter(|(_, rest)| blank(rest) || is_option(rest));
+    // Behind this one, comments begin as well.
+    known.or_else(|| rest(FORMER).filter(|(_, rest)| is_option(rest)))
 }
 
 /// Words as a shell has them: quotes hold blanks together, and what follows a '#' at the begin of a word is a comment.
@@ -70,7 +121,7 @@ fn split(text: &str) -> Result<Vec<String>, String> {
     let mut chars = text.chars();
     while let Some(c) = chars.next() {
         match c {
-            ' ' | '\t' => words.extend(word.take()),
+            blank if blank.is_whitespace() => words.extend(word.take()),
             '#' if word.is_none() => break,
             '\'' | '"' => {
                 let into = word.get_or_insert_default();
@@ -140,6 +191,52 @@ mod tests {
             let error = take(&mut SubmitOptions::default(), &script, "job.sh").expect_err(line);
             assert!(error.message.starts_with(part), "{error}");
         }
+    }
+
+    #[test]
+    fn lines_are_one_place() {
+        let read = |lines: &str| {
+            let mut options = SubmitOptions::default();
+            take(&mut options, &format!("#!/bin/sh\n{lines}"), "job.sh").map(|notes| (options, notes))
+        };
+        let (options, notes) = read(
+            "#SBATCH--nodes=2\n#SBATCH\t--mail-type=BEGIN \n#SBATCH --mail-type=end\n#SBATCH -t 5\n#SBATCH -t 6\n",
+        )
+        .expect("understood");
+        assert_eq!((options.request.nodes, notes.len()), (Some(2), 0));
+        assert_eq!(
+            options.mail_types().map(|types| types.to_string()).as_deref(),
+            Some("BEGIN,END")
+        );
+        assert_eq!(options.request.time.map(|time| time.as_secs()), Some(360));
+        for (lines, said) in [
+            (
+                "#SBATCH --mem=4G\n#SBATCH -J x\n#SBATCH --mem-per-cpu=1G\n#SBATCH -n 2\n",
+                "job.sh:4: the argument '--mem <SIZE>' cannot be used with '--mem-per-cpu <SIZE>'",
+            ),
+            (
+                "#SBATCH -c 2\n#SBATCH hetjob\n#SBATCH -c 2\n#SBATCH --cpus 3",
+                "job.sh:5: ",
+            ),
+        ] {
+            let error = read(lines).expect_err(lines);
+            assert!(error.message.starts_with(said), "{error}");
+        }
+    }
+
+    #[test]
+    fn components_begin_and_former_marks_are_read_as_in_slurm() {
+        let mut options = SubmitOptions::default();
+        let script =
+            "#!/bin/sh\n#SLURM -c 2\n#SLURM settings\n#SBATCH HetJob -c 3 # the second\n#SBATCH -N 2\n";
+        let notes = take(&mut options, script, "job.sh").expect("understood");
+        assert_eq!(notes, ["job.sh:2: #SLURM is read as #SBATCH: write that"]);
+        let cpus = |options: &SubmitOptions| options.request.tasks.cpus_per_task;
+        assert_eq!((cpus(&options), options.more.len()), (Some(2), 1));
+        assert_eq!(
+            (cpus(&options.more[0]), options.more[0].request.nodes),
+            (Some(3), Some(2))
+        );
     }
 
     #[test]

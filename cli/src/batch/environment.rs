@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 
 use carrel_proto::v1;
+use clap::ArgMatches;
+use clap::parser::ValueSource;
 
-use super::SubmitOptions;
+use super::{ALIKE, SubmitOptions, in_one_line};
 use crate::error::{CliError, Result};
 use crate::request::{RequestArgs, TaskArgs};
 
@@ -12,43 +14,164 @@ use crate::request::{RequestArgs, TaskArgs};
 const MAX_VARIABLES: usize = 256;
 const MAX_BYTES: usize = 32 * 1024;
 
-/// What `man sbatch` lists under INPUT ENVIRONMENT VARIABLES, as far as we have the option.
-const INPUT: [(&str, &str); 27] = [
-    ("SBATCH_ACCOUNT", "--account"),
-    ("SBATCH_ARRAY_INX", "--array"),
-    ("SBATCH_CONSTRAINT", "--constraint"),
-    ("SBATCH_CPUS_PER_GPU", "--cpus-per-gpu"),
-    ("SBATCH_ERROR", "--stderr"),
-    ("SBATCH_EXCLUSIVE", "--exclusive"),
-    ("SBATCH_EXPORT", "--export"),
-    ("SBATCH_GPUS", "--gpus"),
-    ("SBATCH_GPUS_PER_NODE", "--gpus-per-node"),
-    ("SBATCH_GPUS_PER_TASK", "--gpus-per-task"),
-    ("SBATCH_GRES", "--gres"),
-    ("SBATCH_JOB_NAME", "--name"),
-    ("SBATCH_MEM_PER_CPU", "--mem-per-cpu"),
-    ("SBATCH_MEM_PER_GPU", "--mem-per-gpu"),
-    ("SBATCH_MEM_PER_NODE", "--mem"),
-    ("SBATCH_OPEN_MODE", "--open-mode"),
-    ("SBATCH_OUTPUT", "--stdout"),
-    ("SBATCH_PARTITION", "--partition"),
-    ("SBATCH_QOS", "--qos"),
-    ("SBATCH_REQ_SWITCH", "--switches"),
-    ("SBATCH_TIMELIMIT", "--time"),
-    ("SBATCH_BEGIN", "--begin"),
-    ("SBATCH_DEPENDENCY", "--dependency"),
-    ("SBATCH_EXCLUDE", "--exclude"),
-    ("SBATCH_NODELIST", "--nodelist"),
-    ("SBATCH_CHDIR", "--workdir"),
-    ("SBATCH_NICE", "--nice"),
+/// Who reads variables as options.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reader {
+    /// `SBATCH_*`
+    Sbatch,
+    /// `SALLOC_*`
+    Salloc,
+    /// `SLURM_*`, where there is no allocation yet: in one they say what it is.
+    Srun,
+}
+
+/// What the man pages of these commands list under INPUT ENVIRONMENT VARIABLES, as far as we have the option: all of them,
+/// each behind a beginning of its own.
+const INPUT: [(&str, &str); 17] = [
+    ("ACCOUNT", "--account"),
+    ("CONSTRAINT", "--constraint"),
+    ("CPUS_PER_GPU", "--cpus-per-gpu"),
+    ("EXCLUSIVE", "--exclusive"),
+    ("GPUS", "--gpus"),
+    ("GPUS_PER_NODE", "--gpus-per-node"),
+    ("GPUS_PER_TASK", "--gpus-per-task"),
+    ("GRES", "--gres"),
+    ("MEM_PER_CPU", "--mem-per-cpu"),
+    ("MEM_PER_GPU", "--mem-per-gpu"),
+    ("MEM_PER_NODE", "--mem"),
+    ("PARTITION", "--partition"),
+    ("QOS", "--qos"),
+    ("RESERVATION", "--reservation"),
+    ("SEGMENT_SIZE", "--segment"),
+    ("SIGNAL", "--signal"),
+    ("TIMELIMIT", "--time"),
+];
+/// sbatch alone, and what is our own.
+const INPUT_OF_SBATCH: [(&str, &str); 13] = [
+    ("ARRAY_INX", "--array"),
+    ("ERROR", "--stderr"),
+    ("EXPORT", "--export"),
+    ("INPUT", "--input"),
+    ("JOB_NAME", "--name"),
+    ("OPEN_MODE", "--open-mode"),
+    ("OUTPUT", "--stdout"),
+    ("BEGIN", "--begin"),
+    ("DEPENDENCY", "--dependency"),
+    ("EXCLUDE", "--exclude"),
+    ("NODELIST", "--nodelist"),
+    ("CHDIR", "--workdir"),
+    ("NICE", "--nice"),
 ];
 /// Those that are flags: set at all, they are given.
-const INPUT_FLAGS: [(&str, &str); 4] = [
-    ("SBATCH_REQUEUE", "--requeue"),
-    ("SBATCH_NO_REQUEUE", "--no-requeue"),
-    ("SBATCH_WAIT", "--wait"),
-    ("SBATCH_HOLD", "--hold"),
+const FLAGS_OF_SBATCH: [(&str, &str); 4] = [
+    ("REQUEUE", "--requeue"),
+    ("NO_REQUEUE", "--no-requeue"),
+    ("WAIT", "--wait"),
+    ("HOLD", "--hold"),
 ];
+/// salloc and srun.
+const IMMEDIATE: [(&str, &str); 1] = [("IMMEDIATE", "--immediate")];
+
+/// What a variable asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Asked {
+    /// The variable.
+    pub variable: String,
+    /// The option, as on a command line.
+    pub option: &'static str,
+    /// Its value; none: it has none.
+    pub value: Option<String>,
+}
+
+impl Asked {
+    /// `--time=10`
+    pub fn word(&self) -> String {
+        match &self.value {
+            Some(value) => format!("{}={value}", self.option),
+            None => self.option.to_owned(),
+        }
+    }
+
+    /// By which name the option is known to who reads it.
+    pub fn id(&self) -> String {
+        self.option.trim_start_matches('-').replace('-', "_")
+    }
+
+    /// What is said where the option does not take it.
+    pub fn wrong(&self, why: &str) -> CliError {
+        CliError::usage(format!("the variable {}: {why}", self.variable))
+    }
+}
+
+impl Reader {
+    /// What the environment asks of it.
+    pub fn asked(self, own: &BTreeMap<String, String>) -> Vec<Asked> {
+        let (begin, more, flags): (_, &[_], &[_]) = match self {
+            Self::Sbatch => ("SBATCH", &INPUT_OF_SBATCH, &FLAGS_OF_SBATCH),
+            Self::Salloc => ("SALLOC", &IMMEDIATE, &[]),
+            Self::Srun => ("SLURM", &IMMEDIATE, &[]),
+        };
+        let variable = |end: &str| format!("{begin}_{end}");
+        let value = |end: &str| own.get(&variable(end));
+        let mut asked = Vec::new();
+        for (end, option) in INPUT.iter().chain(more) {
+            // Of these two the option alone says something, too.
+            let alone = matches!(*end, "EXCLUSIVE" | "IMMEDIATE");
+            let value = value(end).filter(|value| alone || !value.is_empty());
+            asked.extend(value.map(|value| Asked {
+                variable: variable(end),
+                option,
+                value: Some(value.clone()).filter(|value| !value.is_empty()),
+            }));
+        }
+        // How long that is insisted on has a variable of its own.
+        asked.extend(
+            value("REQ_SWITCH")
+                .filter(|count| !count.is_empty())
+                .map(|count| Asked {
+                    variable: variable("REQ_SWITCH"),
+                    option: "--switches",
+                    value: Some(match value("WAIT4SWITCH").filter(|time| !time.is_empty()) {
+                        Some(time) => format!("{count}@{time}"),
+                        None => count.clone(),
+                    }),
+                }),
+        );
+        let flags = flags.iter().filter(|(end, _)| value(end).is_some());
+        asked.extend(flags.map(|(end, option)| Asked {
+            variable: variable(end),
+            option,
+            value: None,
+        }));
+        asked
+    }
+
+    /// The words that stand for it before those of a command line, of which `given` says what they say, and which counts
+    /// over them; each is tried on its own with `reads`.
+    ///
+    /// # Errors
+    /// A variable that is not understood, by its name.
+    pub fn words(
+        self,
+        own: &BTreeMap<String, String>,
+        given: &ArgMatches,
+        reads: impl Fn(&str) -> Result<(), clap::Error>,
+    ) -> Result<Vec<String>> {
+        let mut words = Vec::new();
+        for asked in self.asked(own) {
+            let id = asked.id();
+            let is_given = |id: &str| given.value_source(id) == Some(ValueSource::CommandLine);
+            let same = ALIKE.iter().find(|ids| ids.contains(&id.as_str()));
+            if is_given(&id) || same.is_some_and(|ids| ids.iter().any(|id| is_given(id))) {
+                continue;
+            }
+            let word = asked.word();
+            reads(&word).map_err(|error| asked.wrong(&in_one_line(&error)))?;
+            words.push(word);
+        }
+        Ok(words)
+    }
+}
 
 /// Say where one is and who, and not what is to be done: of another host, or of nothing, in a container.
 const OF_THIS_PLACE: [&str; 27] = [
@@ -97,18 +220,8 @@ pub fn own() -> BTreeMap<String, String> {
 /// # Errors
 /// A variable that is not understood, by its name.
 pub fn take(options: &mut SubmitOptions, own: &BTreeMap<String, String>) -> Result<()> {
-    let valued = INPUT.iter().filter_map(|(variable, option)| {
-        let value = own.get(*variable).filter(|value| !value.is_empty())?;
-        Some((*variable, format!("{option}={value}")))
-    });
-    let flags = INPUT_FLAGS
-        .iter()
-        .filter(|(variable, _)| own.contains_key(*variable));
-    let flags = flags.map(|(variable, option)| (*variable, (*option).to_owned()));
-    for (variable, word) in valued.chain(flags) {
-        options
-            .read(&[word])
-            .map_err(|why| CliError::usage(format!("the variable {variable}: {why}")))?;
+    for asked in Reader::Sbatch.asked(own) {
+        options.read(&[asked.word()]).map_err(|why| asked.wrong(&why))?;
     }
     Ok(())
 }
@@ -247,6 +360,7 @@ pub fn of_tasks(tasks: &TaskArgs, nodes: u32) -> Vec<v1::EnvVar> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::request::Exclusive;
 
     fn own() -> BTreeMap<String, String> {
         let pairs = [
@@ -305,11 +419,36 @@ mod tests {
         assert!(options.no_requeue && options.request.time.is_some());
         let error = take(&mut options, &env(&[("SBATCH_GPUS", "many")])).expect_err("no number");
         assert!(error.message.starts_with("the variable SBATCH_GPUS: "), "{error}");
-        // Every option that is named is one.
-        for (_, option) in INPUT_FLAGS {
+        let whole = |value: &str| {
+            let mut options = SubmitOptions::default();
+            take(
+                &mut options,
+                &env(&[("SBATCH_EXCLUSIVE", value), ("SBATCH_QOS", "")]),
+            )
+            .expect(value);
+            options.request.exclusive == Some(Exclusive::Nodes)
+        };
+        assert!(whole("") && whole("exclusive") && !whole("user"));
+        let mut options = SubmitOptions::default();
+        take(
+            &mut options,
+            &env(&[("SBATCH_REQ_SWITCH", "1"), ("SBATCH_WAIT4SWITCH", "5:00")]),
+        )
+        .expect("understood");
+        let switches = options
+            .read(&["--switches=1@5:00".to_owned()])
+            .map(|()| options.request.constraints.switches);
+        assert_eq!(switches, Ok(options.request.constraints.switches));
+        assert!(options.request.constraints.switches.is_some());
+    }
+
+    #[test]
+    fn every_option_that_a_variable_names_is_one() {
+        let mut options = SubmitOptions::default();
+        for (_, option) in FLAGS_OF_SBATCH {
             options.read(&[option.to_owned()]).expect(option);
         }
-        for (_, option) in INPUT {
+        for (_, option) in INPUT.iter().chain(&INPUT_OF_SBATCH) {
             let why = options.read(&[format!("{option}=?")]).err().unwrap_or_default();
             assert!(!why.contains("no option"), "{why}");
         }

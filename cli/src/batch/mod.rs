@@ -14,6 +14,7 @@ use carrel_core::model::mail::{MailTypes, MailWish};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args as _, FromArgMatches as _};
 
+use crate::error::CliError;
 use crate::request::RequestArgs;
 use crate::start::StartArgs;
 use crate::units::{self, GpuCount};
@@ -36,7 +37,7 @@ pub struct SubmitOptions {
     #[arg(short = 'e', long, visible_alias = "error", value_name = "FILE")]
     pub stderr: Option<String>,
     /// What becomes of what the files hold [default: truncate, and append when the job runs again]
-    #[arg(long, value_name = "MODE")]
+    #[arg(long, value_name = "MODE", ignore_case = true)]
     pub open_mode: Option<OpenMode>,
     /// Of a notebook: where it is written with its outputs [default: its own file]
     #[arg(long, value_name = "FILE")]
@@ -53,8 +54,8 @@ pub struct SubmitOptions {
     pub no_requeue: bool,
     /// Of what mail is sent, where the cluster sends any: BEGIN, END, FAIL, REQUEUE, ALL (these four), TIME_LIMIT,
     /// TIME_LIMIT_90, _80, _50, ARRAY_TASKS (of each task of an array), NONE; commas between them
-    #[arg(long, value_name = "TYPES")]
-    pub mail_type: Option<MailTypes>,
+    #[arg(long, value_name = "TYPES", action = clap::ArgAction::Append)]
+    pub mail_type: Vec<MailTypes>,
     /// To whom [default: you, by name]
     #[arg(long, value_name = "USER", value_parser = parse_mail_user)]
     pub mail_user: Option<String>,
@@ -68,8 +69,11 @@ pub struct SubmitOptions {
     #[arg(long)]
     pub test_only: bool,
     /// GPUs on each node, as Slurm writes them: gpu:h100:4
-    #[arg(long, value_name = "gpu[:MODEL]:K", value_parser = parse_gres, conflicts_with_all = ["gpus", "gpus_per_node"])]
+    #[arg(long, value_name = "gpu[:MODEL]:K", value_parser = parse_gres)]
     pub gres: Option<GpuCount>,
+    /// refused unless it is none: a job's standard input is /dev/null
+    #[arg(short = 'i', long, hide = true, value_name = "FILE", value_parser = parse_input)]
+    pub input: Option<String>,
     /// What Slurm knows, and means nothing here.
     #[command(flatten)]
     pub noted: NotedArgs,
@@ -79,10 +83,20 @@ pub struct SubmitOptions {
     /// When.
     #[command(flatten)]
     pub start: StartArgs,
+    /// Nothing but errors is said: of a script's own `--quiet`.
+    #[arg(skip)]
+    pub quiet: bool,
     /// The components after the first.
     #[arg(skip)]
     pub more: Vec<SubmitOptions>,
 }
+
+/// Options that say the same in different ways: of those the place counts that counts over the others.
+pub const ALIKE: [[&str; 3]; 3] = [
+    ["gpus", "gpus_per_node", "gres"],
+    ["cpus", "cpus_per_task", "cpus_per_gpu"],
+    ["mem", "mem_per_cpu", "mem_per_gpu"],
+];
 
 /// Taken, with a note, so that a script need not be changed.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -145,7 +159,7 @@ pub struct NotedArgs {
     bb: Option<String>,
     #[arg(long, hide = true, value_name = "FILE")]
     bbf: Option<String>,
-    #[arg(short = 'M', long, hide = true, value_name = "NAMES")]
+    #[arg(short = 'M', long, alias = "cluster", hide = true, value_name = "NAMES")]
     clusters: Option<String>,
     #[arg(long, hide = true, value_name = "FEATURES")]
     cluster_constraint: Option<String>,
@@ -181,12 +195,34 @@ pub struct NotedArgs {
     bell: Option<String>,
     #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "")]
     no_bell: Option<String>,
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    oom_kill_step: Option<String>,
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    stepmgr: Option<String>,
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    resv_ports: Option<String>,
+    #[arg(long, hide = true, value_name = "TEXT")]
+    extra: Option<String>,
+    #[arg(long, hide = true, value_name = "LABEL")]
+    context: Option<String>,
     /// refused: there are no licenses
     #[arg(short = 'L', long, hide = true, value_name = "X", value_parser = |_: &str| refused("there are no licenses"))]
     licenses: Option<String>,
     /// refused: --image names the image
     #[arg(long, hide = true, value_name = "X", value_parser = |_: &str| refused("--image names the image"))]
     container: Option<String>,
+    /// refused: --image names the image
+    #[arg(long, hide = true, value_name = "X", value_parser = |_: &str| refused("--image names the image"))]
+    container_id: Option<String>,
+    /// refused: --image names the image
+    #[arg(long, hide = true, value_name = "X", value_parser = |_: &str| refused("--image names the image"))]
+    container_image: Option<String>,
+    /// refused: --mount takes directories
+    #[arg(long, hide = true, value_name = "X", value_parser = |_: &str| refused("--mount takes directories"))]
+    container_mounts: Option<String>,
+    /// refused: --export names variables
+    #[arg(long, hide = true, value_name = "X", value_parser = |_: &str| refused("--export names variables"))]
+    export_file: Option<String>,
     /// refused: --gpus-per-node counts GPUs
     #[arg(long, hide = true, value_name = "X", value_parser = |_: &str| refused("--gpus-per-node counts GPUs"))]
     gpus_per_socket: Option<String>,
@@ -288,9 +324,30 @@ impl NotedArgs {
                 "a job begins when all of its nodes are ready",
             ),
             ("--spread-job", &self.spread_job, "jobs are packed"),
+            (
+                "--oom-kill-step",
+                &self.oom_kill_step,
+                "what runs out of memory ends its job",
+            ),
+            ("--stepmgr", &self.stepmgr, "steps are led by carrel run"),
+            ("--resv-ports", &self.resv_ports, "ports are the job's to choose"),
+            ("--extra", &self.extra, "it is not kept"),
+            ("--context", &self.context, "there are no labels of that kind"),
             // Reading these fails before.
             ("--licenses", &self.licenses, "there are no licenses"),
             ("--container", &self.container, "--image names the image"),
+            ("--container-id", &self.container_id, "--image names the image"),
+            (
+                "--container-image",
+                &self.container_image,
+                "--image names the image",
+            ),
+            (
+                "--container-mounts",
+                &self.container_mounts,
+                "--mount takes directories",
+            ),
+            ("--export-file", &self.export_file, "--export names variables"),
             (
                 "--gpus-per-socket",
                 &self.gpus_per_socket,
@@ -391,17 +448,45 @@ fn parse_mail_user(text: &str) -> Result<String, String> {
     wish.wrong().map_or_else(|| Ok(text.to_owned()), Err)
 }
 
-/// `gpu`, `gpu:4`, `gpu:h100:4`, `none`, `gpu:0`; as in Slurm one is meant where no number is said.
+/// `gpu`, `gpu:4`, `gpu:h100:4`, `gres/gpu=4`, `none`, `gpu:0`; as in Slurm one is meant where no number is said.
 pub fn parse_gres(text: &str) -> Result<GpuCount, String> {
-    match text {
-        "gpu" => units::parse_gpus("1"),
-        "none" | "gpu:none" => Ok(GpuCount::default()),
-        _ if text.starts_with("gpu:") && text.ends_with(":0") => Ok(GpuCount::default()),
-        _ if text.contains(',') => Err("one kind of GPUs is asked for at a time".to_owned()),
-        _ => match text.strip_prefix("gpu:") {
-            Some(rest) => units::parse_gpus(rest).or_else(|_| units::parse_gpus(&format!("{rest}:1"))),
-            None => Err("of Slurm's generic resources there are GPUs: gpu:4, gpu:h100:4".to_owned()),
-        },
+    let mut gpus = None;
+    for one in text.split(',').map(str::trim).filter(|one| !one.is_empty()) {
+        let one = one
+            .strip_prefix("gres/")
+            .or(one.strip_prefix("gres:"))
+            .unwrap_or(one);
+        // Slurm takes either before the number (`slurm_get_next_tres`).
+        let one = one.replace('=', ":");
+        let (name, rest) = one.split_once(':').unwrap_or((&one, ""));
+        let read = match (name, rest) {
+            ("none", "") | ("gpu", "none") => GpuCount::default(),
+            ("gpu", "") => units::parse_gpus("1")?,
+            ("gpu", rest) => {
+                units::parse_gpus_or_none(rest).or_else(|_| units::parse_gpus(&format!("{rest}:1")))?
+            }
+            (other, _) => {
+                return Err(format!(
+                    "of Slurm's generic resources there are GPUs (gpu:4, gpu:h100:4), and no {other:?}"
+                ));
+            }
+        };
+        if gpus.replace(read).is_some() {
+            return Err("one kind of GPUs is asked for at a time".to_owned());
+        }
+    }
+    gpus.ok_or_else(|| "GPUs are asked for as gpu:4 or gpu:h100:4".to_owned())
+}
+
+/// What a job reads from its standard input: nothing.
+fn parse_input(text: &str) -> Result<String, String> {
+    if text.eq_ignore_ascii_case("none") || text == "/dev/null" {
+        Ok(text.to_owned())
+    } else {
+        Err(
+            "a job's standard input is /dev/null: let the script read the file, as in ./program < FILE"
+                .to_owned(),
+        )
     }
 }
 
@@ -423,6 +508,8 @@ impl SubmitOptions {
         self.parsable = flag("parsable", before.parsable);
         self.test_only = flag("test_only", before.test_only);
         self.start.hold = flag("hold", before.start.hold);
+        // Of a script's own, whose reader knows it.
+        self.quiet |= matches!(given.try_get_one::<u8>("silent"), Ok(Some(1..)));
         let (request, was) = (&mut self.request, before.request);
         request.root = either("root", "no_root", was.root);
         request.no_root = either("no_root", "root", was.no_root);
@@ -441,24 +528,19 @@ impl SubmitOptions {
     /// Of options that say the same in different ways, those count that are given in the last place.
     fn drop_overruled(&mut self, is_given: impl Fn(&str) -> bool) {
         let request = &mut self.request;
-        if ["gpus", "gpus_per_node", "gres"].iter().any(|id| is_given(id)) {
+        let [gpus, cpus, memory] = ALIKE;
+        if gpus.iter().any(|id| is_given(id)) {
             request.gpus = request.gpus.take().filter(|_| is_given("gpus"));
             request.gpus_per_node = request.gpus_per_node.take().filter(|_| is_given("gpus_per_node"));
             self.gres = self.gres.take().filter(|_| is_given("gres"));
         }
-        if ["cpus", "cpus_per_task", "cpus_per_gpu"]
-            .iter()
-            .any(|id| is_given(id))
-        {
+        if cpus.iter().any(|id| is_given(id)) {
             let tasks = &mut request.tasks;
             request.cpus = request.cpus.filter(|_| is_given("cpus"));
             tasks.cpus_per_task = tasks.cpus_per_task.filter(|_| is_given("cpus_per_task"));
             tasks.cpus_per_gpu = tasks.cpus_per_gpu.filter(|_| is_given("cpus_per_gpu"));
         }
-        if ["mem", "mem_per_cpu", "mem_per_gpu"]
-            .iter()
-            .any(|id| is_given(id))
-        {
+        if memory.iter().any(|id| is_given(id)) {
             let tasks = &mut request.tasks;
             request.mem = request.mem.filter(|_| is_given("mem"));
             tasks.mem_per_cpu = tasks.mem_per_cpu.filter(|_| is_given("mem_per_cpu"));
@@ -478,7 +560,13 @@ impl SubmitOptions {
             .disable_help_flag(true)
             .infer_long_args(true)
             .args_override_self(true);
+        let count = |id: &'static str, long: &'static str, short: char| {
+            let arg = clap::Arg::new(id).long(long).short(short);
+            arg.action(clap::ArgAction::Count).hide(true)
+        };
         Self::augment_args(command)
+            .arg(count("silent", "quiet", 'Q'))
+            .arg(count("verbose", "verbose", 'v'))
     }
 
     /// Reads options that stand somewhere else than on the command line.
@@ -493,13 +581,38 @@ impl SubmitOptions {
             .map_err(|error| in_one_line(&error))
     }
 
+    /// Of what mail is sent; none: nothing is said of it. All that one place says counts, as in Slurm.
+    pub fn mail_types(&self) -> Option<MailTypes> {
+        let mut all = self.mail_type.iter().cloned();
+        let first = all.next()?;
+        Some(all.fold(first, |mut types, more| {
+            types.events.extend(more.events);
+            types.array_tasks |= more.array_tasks;
+            types
+        }))
+    }
+
     /// What is asked for of the first component's nodes, GPUs in all spellings.
-    fn own_request(&self) -> RequestArgs {
+    ///
+    /// # Errors
+    /// Two of them say something else.
+    fn own_request(&self) -> Result<RequestArgs, CliError> {
         let mut request = self.request.clone();
-        if let Some(gres) = &self.gres {
-            request.gpus_per_node = Some(gres.clone());
+        let (Some(gres), named) = (&self.gres, &mut request.gpus_per_node) else {
+            return Ok(request);
+        };
+        match named {
+            Some(named) if !named.agrees_with(gres) => {
+                return Err(CliError::usage(
+                    "--gres and --gpus-per-node both say what GPUs each node has, and not the same",
+                )
+                .hint("leave one of them out"));
+            }
+            // What names a model says more.
+            Some(_) if gres.model.is_empty() => {}
+            named => *named = Some(gres.clone()),
         }
-        request
+        Ok(request)
     }
 
     /// The working directory: as asked for, or where this runs.
@@ -583,18 +696,22 @@ mod tests {
         assert!(options.gres.is_none() && options.request.gpus.is_some());
         assert!(options.request.mem.is_none() && options.request.tasks.mem_per_cpu.is_some());
         assert!(options.request.cpus.is_some() && options.request.tasks.cpus_per_task.is_none());
-        let gpus = layers(&["--gpus 2", "--gres gpu"]).own_request();
+        let own = |lines: &[&str]| layers(lines).own_request().expect("no contradiction");
+        let gpus = own(&["--gpus 2", "--gres gpu"]);
         assert_eq!(
             (gpus.gpus, gpus.gpus_per_node.map(|gpus| gpus.count)),
             (None, Some(1))
         );
         assert_eq!(
-            layers(&["--gres gpu:a100"])
-                .own_request()
-                .gpus_per_node
-                .map(|gpus| gpus.model),
+            own(&["--gres gpu:a100"]).gpus_per_node.map(|gpus| gpus.model),
             Some("a100".to_owned())
         );
+        let both = own(&["--gres gpu:4 --gpus-per-node=a100:4"]).gpus_per_node;
+        assert_eq!(
+            both.map(|gpus| (gpus.model, gpus.count)),
+            Some(("a100".to_owned(), 4))
+        );
+        assert!(layers(&["--gres gpu:4 --gpus-per-node=2"]).own_request().is_err());
     }
 
     #[test]
@@ -604,7 +721,10 @@ mod tests {
             ("-Z", "there is no option -Z"),
             ("--time never", "'never'"),
             ("--gres=license:2", "GPUs"),
-            ("--gpus 1 --gpus-per-node 1", "cannot be used with"),
+            ("--mem 1G --mem-per-cpu 1G", "cannot be used with"),
+            ("--gres=gpu:1,nvme:5", "no \"nvme\""),
+            ("--gres=gpu:a:1,gpu:b:1", "one kind"),
+            ("-i data.txt", "/dev/null"),
             ("job.sh", "'job.sh'"),
         ] {
             let words: Vec<String> = words.split_whitespace().map(str::to_owned).collect();
@@ -645,11 +765,16 @@ mod tests {
             assert_eq!(
                 layers(&[&format!("--gres={gres}")])
                     .own_request()
+                    .expect("no contradiction")
                     .gpus_per_node
                     .map(|gpus| gpus.count),
                 Some(0)
             );
         }
         assert_eq!(parse_gres("gpu:h100").map(|gpus| gpus.count), Ok(1));
+        for gres in ["gres/gpu:a100:2", "gpu:a100=2", "gres:gpu:a100:2,"] {
+            let gpus = parse_gres(gres).expect(gres);
+            assert_eq!((gpus.model.as_str(), gpus.count), ("a100", 2), "{gres}");
+        }
     }
 }

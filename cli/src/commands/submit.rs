@@ -1,5 +1,6 @@
 //! `carrel submit`: batch jobs.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use carrel_core::model::ids::JobId;
@@ -163,6 +164,9 @@ const SBATCH_OUTPUT: &str = "slurm-%j.out";
 /// The same of an array's tasks.
 const SBATCH_ARRAY_OUTPUT: &str = "slurm-%A_%a.out";
 
+/// The job's name where it is read from the standard input, of `sbatch`.
+const SBATCH_NAME: &str = "sbatch";
+
 /// Runs the verb.
 pub async fn run(context: &Context, args: SubmitArgs) -> Result<u8> {
     Box::pin(run_as(context, args, Face::Carrel)).await
@@ -173,44 +177,13 @@ pub async fn run_as(context: &Context, args: SubmitArgs, face: Face) -> Result<u
     let own = environment::own();
     let here = std::env::current_dir().context("cannot find the working directory")?;
     let what = what(&args)?;
-    let mut options = SubmitOptions::default();
-    environment::take(&mut options, &own)?;
-    let mut notes = Vec::new();
-    match &what {
-        What::Script(text, _, name) => notes = directives::take(&mut options, text, name)?,
-        What::Notebook(path, read, _) => {
-            notes.clone_from(&read.notes);
-            let cell = format!("{}, first cell", path.display());
-            notes.extend(directives::take(&mut options, &read.first_cell, &cell)?);
-        }
-        What::Command(_) => {}
-    }
-    options
-        .take(&args.given)
-        .map_err(|error| CliError::usage(error.to_string()))?;
-    options.take_more(&args.more_given)?;
-    if options.notebook_output.is_some() && !matches!(what, What::Notebook(..)) {
-        return Err(
-            CliError::usage("--notebook-output is for notebooks, and this is none")
-                .hint("-o names the file of a job's output"),
-        );
-    }
-    notes.extend(options.noted.notes());
-    notes.extend(options.more.iter().flat_map(|one| one.noted.notes()));
-    notes.extend(options.unused_names());
-    notes.extend(options.request()?.notes());
+    let (options, notes) = asked(&args, &what, &own, face)?;
+    let quiet = options.quiet || face == (Face::Sbatch { quiet: true });
     for note in notes {
         say(format_args!("carrel: {note}"));
     }
-    if face != Face::Carrel && options.stdout.is_none() {
-        let usual = if options.array.is_some() {
-            SBATCH_ARRAY_OUTPUT
-        } else {
-            SBATCH_OUTPUT
-        };
-        options.stdout = Some(usual.to_owned());
-    }
-    let spec = spec(context, &options, &here, &own)?;
+    let image = context.config.image.clone().unwrap_or_default();
+    let spec = spec(image, &options, &here, &own)?;
     let mut client = context.client().await?;
     if options.test_only {
         let plan = plan::of(&mut client, &spec).await?;
@@ -234,7 +207,7 @@ pub async fn run_as(context: &Context, args: SubmitArgs, face: Face) -> Result<u
         output::text(format_args!("{id}\n"))?;
     } else if context.json() && !options.wait {
         output::json(&view::Job::from(job.clone()))?;
-    } else if !context.json() && face != (Face::Sbatch { quiet: true }) {
+    } else if !context.json() && !quiet {
         output::text(format_args!("Submitted batch job {id}\n"))?;
     }
     if !options.wait {
@@ -248,20 +221,83 @@ pub async fn run_as(context: &Context, args: SubmitArgs, face: Face) -> Result<u
     Ok(exit_code(&job))
 }
 
+/// What would be sent to the broker, and what would be said.
+#[cfg(test)]
+pub fn request_of(
+    args: &SubmitArgs,
+    face: Face,
+    own: &BTreeMap<String, String>,
+    here: &Path,
+) -> Result<(v1::SubmitJobRequest, Vec<String>)> {
+    let what = what(args)?;
+    let (options, notes) = asked(args, &what, own, face)?;
+    let spec = spec(String::new(), &options, here, own)?;
+    Ok((message(&options, what, spec, here)?, notes))
+}
+
+/// What all places say, one over the other, and what is to be said of it.
+fn asked(
+    args: &SubmitArgs,
+    what: &What,
+    own: &BTreeMap<String, String>,
+    face: Face,
+) -> Result<(SubmitOptions, Vec<String>)> {
+    let mut options = SubmitOptions::default();
+    environment::take(&mut options, own)?;
+    let mut notes = Vec::new();
+    match what {
+        What::Script(text, _, name) => notes = directives::take(&mut options, text, name)?,
+        What::Notebook(path, read, _) => {
+            notes.clone_from(&read.notes);
+            let cell = format!("{}, first cell", path.display());
+            notes.extend(directives::take(&mut options, &read.first_cell, &cell)?);
+        }
+        What::Command(_) => {}
+    }
+    options
+        .take(&args.given)
+        .map_err(|error| CliError::usage(error.to_string()))?;
+    options.take_more(&args.more_given)?;
+    if options.notebook_output.is_some() && !matches!(what, What::Notebook(..)) {
+        return Err(
+            CliError::usage("--notebook-output is for notebooks, and this is none")
+                .hint("-o names the file of a job's output"),
+        );
+    }
+    notes.extend(options.noted.notes());
+    notes.extend(options.more.iter().flat_map(|one| one.noted.notes()));
+    notes.extend(options.unused_names());
+    notes.extend(options.request()?.notes());
+    if face != Face::Carrel {
+        let usual = if options.array.is_some() {
+            SBATCH_ARRAY_OUTPUT
+        } else {
+            SBATCH_OUTPUT
+        };
+        options.stdout.get_or_insert_with(|| usual.to_owned());
+        if args.what.is_empty() && args.wrap.is_none() {
+            options.name.get_or_insert_with(|| SBATCH_NAME.to_owned());
+        }
+    }
+    // Slurm's word for output that goes nowhere.
+    for file in [&mut options.stdout, &mut options.stderr].into_iter().flatten() {
+        if file.eq_ignore_ascii_case("none") {
+            "/dev/null".clone_into(file);
+        }
+    }
+    Ok((options, notes))
+}
+
 /// What becomes of a wish for mail that is not met.
 fn mail_note(options: &SubmitOptions, job: &v1::Job) -> Option<&'static str> {
-    let wanted = options
-        .mail_type
-        .as_ref()
-        .is_some_and(|types| !types.events.is_empty());
+    let types = options.mail_types();
+    let wanted = types.as_ref().is_some_and(|types| !types.events.is_empty());
     let sent = job.batch.as_ref().is_some_and(|batch| batch.mail_sent);
     match (wanted, options.mail_user.is_some(), sent) {
         (true, _, false) => {
             Some("--mail-type: no mail is sent, since this cluster's operator has named no program for it")
         }
-        (false, true, _) if options.mail_type.is_none() => {
-            Some("--mail-user: no mail is sent without --mail-type")
-        }
+        (false, true, _) if types.is_none() => Some("--mail-user: no mail is sent without --mail-type"),
         (true | false, _, _) => None,
     }
 }
@@ -351,13 +387,13 @@ fn what(args: &SubmitArgs) -> Result<What> {
 
 /// What the job runs on and in.
 fn spec(
-    context: &Context,
+    image: String,
     options: &SubmitOptions,
     here: &Path,
-    own: &std::collections::BTreeMap<String, String>,
+    own: &BTreeMap<String, String>,
 ) -> Result<v1::SessionSpec> {
     let base = v1::SessionSpec {
-        image: context.config.image.clone().unwrap_or_default(),
+        image,
         ..Default::default()
     };
     let request = options.request()?;
@@ -433,7 +469,7 @@ fn message(
         append: options.open_mode.map(|mode| mode == batch::OpenMode::Append),
         requeue: !options.no_requeue,
         mail_type: options
-            .mail_type
+            .mail_types()
             .as_ref()
             .map(ToString::to_string)
             .unwrap_or_default(),

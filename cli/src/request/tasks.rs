@@ -16,11 +16,14 @@ pub struct TaskArgs {
     #[arg(short = 'n', long, value_name = "N", value_parser = units::parse_count, allow_hyphen_values = true)]
     pub ntasks: Option<u32>,
     /// Tasks on each node
-    #[arg(long, value_name = "N", value_parser = units::parse_count, allow_hyphen_values = true)]
+    #[arg(long, alias = "tasks-per-node", value_name = "N", value_parser = units::parse_count, allow_hyphen_values = true)]
     pub ntasks_per_node: Option<u32>,
     /// CPUs for each task [default: one task on each node]
     #[arg(short = 'c', long, value_name = "CPUS", value_parser = units::parse_count, conflicts_with = "cpus", allow_hyphen_values = true)]
     pub cpus_per_task: Option<u32>,
+    /// CPUs on each node at least, as Slurm calls them
+    #[arg(long, hide = true, value_name = "CPUS", value_parser = units::parse_count, allow_hyphen_values = true)]
+    pub mincpus: Option<u32>,
     /// CPUs for each GPU
     #[arg(long, value_name = "CPUS", value_parser = units::parse_count, conflicts_with_all = ["cpus", "cpus_per_task"], allow_hyphen_values = true)]
     pub cpus_per_gpu: Option<u32>,
@@ -45,6 +48,19 @@ impl TaskArgs {
     pub fn nodes(&self) -> Option<u32> {
         let (tasks, per_node) = self.ntasks.zip(self.ntasks_per_node)?;
         Some(tasks.div_ceil(per_node))
+    }
+
+    /// Of so many nodes as many as there are tasks for: none has nothing to do, as in Slurm (`_opt_verify`).
+    pub fn nodes_of(&self, nodes: u32) -> u32 {
+        self.ntasks.map_or(nodes, |tasks| nodes.min(tasks))
+    }
+
+    /// What is said where these are fewer.
+    pub fn fewer_nodes(&self, nodes: u32) -> Option<String> {
+        let fewer = self.nodes_of(nodes);
+        let plural = if fewer == 1 { "" } else { "s" };
+        (fewer < nodes)
+            .then(|| format!("--nodes {nodes} is {fewer}: there are no more than {fewer} task{plural}"))
     }
 
     /// GPUs on each node, by those of each task; `asked` are the GPUs that other flags ask for, and how many
@@ -95,9 +111,15 @@ impl TaskArgs {
             (None, None, Some(each)) => Some(product("CPUs", gpus, each)?),
             // One each, as in Slurm; beside GPUs the cluster's default for these, as there.
             (None, None, None) if gpus == 0 => tasks,
+            // Memory for each of them makes them count.
+            (None, None, None) if self.mem_per_cpu.is_some() => tasks.or(by_gpus),
             (None, None, None) => None,
         };
-        resources.cpus_per_node = wanted.unwrap_or(resources.cpus_per_node);
+        let least = self.mincpus.unwrap_or(0);
+        let known = wanted.or(Some(resources.cpus_per_node).filter(|cpus| *cpus > 0));
+        // Without anything that counts CPUs there is one task on each node, and one CPU for it.
+        let alone = self.mem_per_cpu.is_some() && gpus == 0;
+        resources.cpus_per_node = known.unwrap_or(u32::from(alone)).max(least);
         let memory = match (mem, self.mem_per_gpu, self.mem_per_cpu) {
             (Some(bytes), _, _) => Some(bytes),
             (None, Some(_), _) if gpus == 0 => return Err(no_gpus("--mem-per-gpu")),
@@ -189,6 +211,18 @@ mod tests {
         assert_eq!(asked("-n 2 --ntasks-per-node 8 -c 2"), (1, 0, 4, 0));
         assert_eq!(asked("--ntasks-per-node 2 --cpus-per-task 5"), (1, 0, 10, 0));
         assert_eq!(asked("--cpus 5 -n 2"), (1, 0, 5, 0));
+        assert_eq!(asked("-n 8 --tasks-per-node 4"), (2, 0, 4, 0));
+        assert_eq!(asked("-n 4 --mincpus 8"), (1, 0, 8, 0));
+        assert_eq!(asked("-n 4 -c 4 --mincpus 8"), (1, 0, 16, 0));
+    }
+
+    #[test]
+    fn no_node_is_without_a_task() {
+        assert_eq!(asked("-N 2 -n 1"), (1, 0, 1, 0));
+        assert_eq!(asked("-N 4 -n 2 --gpus 8"), (2, 4, 0, 0));
+        let notes = crate::request::tests::args("-N 4 -n 2").notes();
+        assert_eq!(notes, ["--nodes 4 is 2: there are no more than 2 tasks"]);
+        assert!(crate::request::tests::args("-N 2 -n 2").notes().is_empty());
     }
 
     #[test]
@@ -211,6 +245,8 @@ mod tests {
         // Beside GPUs the cluster's default for them.
         assert_eq!(asked("-n 4 --gpus 4"), (1, 4, 0, 0));
         assert_eq!(asked("-n 4 -c 2 --mem-per-cpu 2G"), (1, 0, 8, 16_384));
+        assert_eq!(asked("--mem-per-cpu 2G"), (1, 0, 1, 2_048));
+        assert_eq!(asked("-n 4 --gpus 1 --mem-per-cpu 2G"), (1, 1, 4, 8_192));
         assert_eq!(
             asked("--gpus 2 --cpus-per-gpu 4 --mem-per-cpu 1G"),
             (1, 2, 8, 8_192)
@@ -254,7 +290,7 @@ mod tests {
         let refused = |line: &str| spec(line).expect_err(line).to_string();
         for (line, part) in [
             ("-N 2 -n 5", "5 tasks cannot be spread evenly over 2 nodes"),
-            ("-N 2 -n 1", "1 task cannot be spread evenly over 2 nodes"),
+            ("-w gpu[1-2] -n 1", "1 task cannot be spread evenly over 2 nodes"),
             (
                 "-n 7 --ntasks-per-node 3",
                 "7 tasks cannot be spread evenly over 3 nodes",

@@ -13,7 +13,7 @@ pub struct TermsArgs {
     #[arg(short = 'q', long, value_name = "QOS")]
     pub qos: Option<String>,
     /// Part of the cluster [default: the cluster's default]
-    #[arg(short = 'p', long, value_name = "PARTITION")]
+    #[arg(short = 'p', long, value_name = "PARTITION", value_parser = parse_partition)]
     pub partition: Option<String>,
     /// Reservation that it waits for and runs in; it ends when that does ["none": in none]
     #[arg(long, value_name = "RESERVATION")]
@@ -21,6 +21,14 @@ pub struct TermsArgs {
     /// Let others pass: taken from the priority; negative is for operators [without a number: 100]
     #[arg(long, value_name = "POINTS", num_args = 0..=1, require_equals = true, default_missing_value = "100", allow_hyphen_values = true)]
     pub nice: Option<i32>,
+}
+
+/// Slurm takes several, and the one in which it would start first.
+fn parse_partition(text: &str) -> Result<String, String> {
+    if text.contains(',') {
+        return Err("a job waits in one partition: name one of them".to_owned());
+    }
+    Ok(text.to_owned())
 }
 
 impl TermsArgs {

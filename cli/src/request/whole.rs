@@ -17,16 +17,16 @@ pub enum Exclusive {
 }
 
 /// Words that Slurm takes behind `--exclusive=`, of which there is nothing here.
-const AMONG: [&str; 3] = ["user", "mcs", "topo"];
+const AMONG: [&str; 4] = ["user", "mcs", "topo", "oversubscribe"];
 
 impl FromStr for Exclusive {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        if text.is_empty() {
+        if text.is_empty() || text.eq_ignore_ascii_case("exclusive") {
             return Ok(Self::Nodes);
         }
-        let among = AMONG.into_iter().find(|word| *word == text);
+        let among = AMONG.into_iter().find(|word| word.eq_ignore_ascii_case(text));
         among
             .map(Self::Among)
             .ok_or_else(|| format!("{text:?} is not known: --exclusive without a word asks for whole nodes"))

@@ -2,6 +2,8 @@
 //!
 //! What tools read is as Slurm prints it; what a command changes is what the verb of our own does.
 
+#[cfg(test)]
+mod corpus;
 mod format;
 pub mod install;
 mod job;

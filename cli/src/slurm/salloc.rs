@@ -1,9 +1,12 @@
 //! `salloc`: `carrel alloc`, as Slurm's users know it.
 
-use clap::{Arg, ArgAction, Args as _, FromArgMatches as _};
+use std::collections::BTreeMap;
+
+use clap::{Arg, ArgAction, ArgMatches, Args as _, FromArgMatches as _};
 
 use super::Called;
 use super::sbatch::wrong;
+use crate::batch::environment::{self, Reader};
 use crate::batch::{NotedArgs, SubmitOptions, parse_gres};
 use crate::commands::alloc::{self, AllocArgs};
 use crate::error::Result;
@@ -34,7 +37,6 @@ pub fn command() -> clap::Command {
                 .long("gres")
                 .value_name("gpu[:MODEL]:K")
                 .value_parser(parse_gres)
-                .conflicts_with_all(["gpus", "gpus_per_node"])
                 .help("GPUs on each node, as Slurm writes them: gpu:h100:4"),
         )
         .arg(
@@ -57,38 +59,99 @@ pub fn command() -> clap::Command {
 /// Runs it.
 pub async fn run(called: &Called, args: &[String]) -> Result<u8> {
     let (words, others) = components::split(&[&command()], args);
-    let matches = match command().try_get_matches_from(words) {
-        Ok(matches) => matches,
+    let matches = match with_environment(words, &environment::own()) {
+        Ok(matches) => matches?,
         Err(error) if !error.use_stderr() => return output::text(error.render()).map(|()| 0),
         Err(error) => return Err(wrong("salloc", &error)),
     };
-    let read = |error: clap::Error| wrong("salloc", &error);
-    let mut args = AllocArgs::from_arg_matches(&matches).map_err(read)?;
-    if let Some(gres) = matches.get_one::<GpuCount>("gres") {
-        args.request.gpus_per_node = Some(gres.clone());
-    }
-    let others = others.iter().map(|one| components::component(one));
-    let mut components = SubmitOptions {
-        request: args.request.clone(),
-        ..SubmitOptions::default()
-    };
-    components.take_more(&others.collect::<std::result::Result<Vec<_>, _>>().map_err(read)?)?;
-    args.request = components.request()?;
+    let args = asked(&matches, &others)?;
     let mail = MAIL.iter().filter(|name| matches.contains_id(name));
     for name in mail {
         say(format_args!(
             "salloc: --{name} is ignored: mail is sent of batch jobs"
         ));
     }
-    for note in NotedArgs::from_arg_matches(&matches).map_err(read)?.notes() {
+    let noted = NotedArgs::from_arg_matches(&matches).map_err(|error| wrong("salloc", &error))?;
+    for note in noted.notes() {
         say(format_args!("salloc: {note}"));
     }
     Box::pin(alloc::run(&called.context, args)).await
 }
 
+/// What the command line says, over what the environment does (`SALLOC_*`).
+///
+/// # Errors
+/// The command line is wrong, or, within, a variable.
+fn with_environment(
+    words: Vec<String>,
+    own: &BTreeMap<String, String>,
+) -> std::result::Result<Result<ArgMatches>, clap::Error> {
+    let given = command().try_get_matches_from(&words)?;
+    let reads = |word: &str| command().try_get_matches_from([word]).map(drop);
+    match Reader::Salloc.words(own, &given, reads) {
+        Ok(before) => command()
+            .try_get_matches_from(before.into_iter().chain(words))
+            .map(Ok),
+        Err(error) => Ok(Err(error)),
+    }
+}
+
+/// What is asked for, with the components after the first.
+fn asked(matches: &ArgMatches, others: &[Vec<String>]) -> Result<AllocArgs> {
+    let read = |error: clap::Error| wrong("salloc", &error);
+    let mut args = AllocArgs::from_arg_matches(matches).map_err(read)?;
+    let others = others.iter().map(|one| components::component(one));
+    let mut components = SubmitOptions {
+        request: args.request.clone(),
+        gres: matches.get_one::<GpuCount>("gres").cloned(),
+        ..SubmitOptions::default()
+    };
+    components.take_more(&others.collect::<std::result::Result<Vec<_>, _>>().map_err(read)?)?;
+    args.request = components.request()?;
+    Ok(args)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_environment_asks_and_the_command_line_counts_over_it() {
+        let own: BTreeMap<String, String> = [
+            ("SALLOC_ACCOUNT", "lab"),
+            ("SALLOC_TIMELIMIT", "30"),
+            ("SALLOC_GRES", "gpu:4"),
+            ("SALLOC_EXCLUSIVE", ""),
+            ("SBATCH_QOS", "not-read"),
+        ]
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .into();
+        let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        let read = |line: &str| {
+            let matches = with_environment(words(line), &own).expect(line).expect(line);
+            asked(&matches, &[]).expect(line)
+        };
+        let args = read("-t 5 hostname");
+        assert_eq!(args.request.terms.account.as_deref(), Some("lab"));
+        assert_eq!(args.request.time.map(|time| time.as_secs()), Some(300));
+        assert_eq!(args.request.gpus_per_node.map(|gpus| gpus.count), Some(4));
+        assert!(args.request.exclusive.is_some() && args.request.terms.qos.is_none());
+        let args = read("--gpus 2");
+        assert!(args.request.gpus_per_node.is_none() && args.command.is_empty());
+        let bad = [("SALLOC_TIMELIMIT".to_owned(), "soon".to_owned())].into();
+        let error = with_environment(words("-N1"), &bad)
+            .expect("a command line")
+            .expect_err("no time");
+        assert!(
+            error.message.starts_with("the variable SALLOC_TIMELIMIT: "),
+            "{error}"
+        );
+        assert!(
+            with_environment(words("-N1 -t 5"), &bad)
+                .expect("a command line")
+                .is_ok()
+        );
+    }
 
     #[test]
     fn a_command_stands_behind_the_options() {

@@ -44,22 +44,30 @@ pub fn command() -> clap::Command {
         .arg(Arg::new("usage").long("usage").action(ArgAction::Help).hide(true))
 }
 
+/// What a command line says, and as whom to submit it.
+///
+/// # Errors
+/// What is wrong with it, or what is to be shown in its place.
+pub fn read(args: &[String]) -> std::result::Result<(SubmitArgs, Face), clap::Error> {
+    let (args, others) = components::split(&[&command()], args);
+    let matches = command().try_get_matches_from(args)?;
+    let others = others.iter().map(|one| components::component(one));
+    let others = others.collect::<std::result::Result<Vec<_>, _>>()?;
+    let quiet = matches.get_flag("quiet");
+    let mut args = SubmitArgs::from_arg_matches(&matches)?;
+    args.given = matches;
+    args.more_given = others;
+    Ok((args, Face::Sbatch { quiet }))
+}
+
 /// Runs it.
 pub async fn run(called: &Called, args: &[String]) -> Result<u8> {
-    let (args, others) = components::split(&[&command()], args);
-    let matches = match command().try_get_matches_from(args) {
-        Ok(matches) => matches,
+    let (args, face) = match read(args) {
+        Ok(read) => read,
         Err(error) if !error.use_stderr() => return output::text(error.render()).map(|()| 0),
         Err(error) => return Err(wrong("sbatch", &error)),
     };
-    let others = others.iter().map(|one| components::component(one));
-    let others = others.collect::<std::result::Result<Vec<_>, _>>();
-    let others = others.map_err(|error| wrong("sbatch", &error))?;
-    let quiet = matches.get_flag("quiet");
-    let mut args = SubmitArgs::from_arg_matches(&matches).map_err(|error| wrong("sbatch", &error))?;
-    args.given = matches;
-    args.more_given = others;
-    let submitted = Box::pin(submit::run_as(&called.context, args, Face::Sbatch { quiet })).await;
+    let submitted = Box::pin(submit::run_as(&called.context, args, face)).await;
     submitted.map_err(|error| match error.kind {
         // What the broker has said.
         Kind::Failed | Kind::Denied | Kind::Unreachable => CliError {
@@ -87,12 +95,9 @@ mod tests {
 
     fn read(line: &str) -> Result<SubmitArgs> {
         let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
-        let matches = command()
-            .try_get_matches_from(words)
-            .map_err(|error| wrong("sbatch", &error))?;
-        let mut args = SubmitArgs::from_arg_matches(&matches).map_err(|error| wrong("sbatch", &error))?;
+        let (mut args, _) = super::read(&words).map_err(|error| wrong("sbatch", &error))?;
         args.options
-            .take(&matches)
+            .take(&args.given)
             .map_err(|error| wrong("sbatch", &error))?;
         Ok(args)
     }

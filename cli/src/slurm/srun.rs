@@ -1,14 +1,17 @@
 //! `srun`: `carrel run`, as Slurm's users know it.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 
 use clap::error::ErrorKind;
-use clap::{Arg, CommandFactory as _};
+use clap::{Arg, ArgMatches, CommandFactory as _};
 
 use super::Called;
 use super::options::Takes::{Nothing, Perhaps, Value};
 use super::options::{NONE, ONE_CLUSTER, Opt, Standing, Takes, noted, refused};
+use crate::batch::environment::{self, Reader};
 use crate::cli::{Cli, Command};
+use crate::commands::submit;
 use crate::error::{CliError, Result};
 use crate::terminal::say;
 use crate::{batch, commands, components, output};
@@ -147,6 +150,11 @@ pub async fn run(called: &Called, args: &[String]) -> Result<u8> {
             say(format_args!("srun: {note}"));
         }
     }
+    // In an allocation these say what it is.
+    if !called.context.is_inside() {
+        let before = of_environment(&words, &environment::own())?;
+        words.splice(0..0, before);
+    }
     let own = ["carrel", "run"].map(OsString::from);
     let words = own.into_iter().chain(words.iter().map(OsString::from));
     match components::parse(words.collect()) {
@@ -160,6 +168,28 @@ pub async fn run(called: &Called, args: &[String]) -> Result<u8> {
         Err(error) if error.kind() == ErrorKind::DisplayHelp => output::text(error.to_string()).map(|()| 0),
         Err(error) => Err(wrong(batch::in_one_line(&error))),
     }
+}
+
+/// The options that the environment gives (`SLURM_*`), where a step has an allocation of its own.
+///
+/// # Errors
+/// A variable that is not understood.
+fn of_environment(words: &[String], own: &BTreeMap<String, String>) -> Result<Vec<String>> {
+    let read = |words: &[String]| -> std::result::Result<ArgMatches, clap::Error> {
+        let line = ["carrel", "run"].into_iter().map(str::to_owned);
+        let line = submit::prepare(line.chain(words.iter().cloned()).collect());
+        let mut read = Cli::command().try_get_matches_from(line)?;
+        Ok(read.remove_subcommand().map(|(_, run)| run).unwrap_or_default())
+    };
+    // What is wrong with them says who reads all of the line.
+    let Ok(given) = read(of_programs(words).first().copied().unwrap_or_default()) else {
+        return Ok(Vec::new());
+    };
+    if given.value_source("job").is_some() {
+        return Ok(Vec::new());
+    }
+    let reads = |word: &str| read(&[word.to_owned(), "true".to_owned()]).map(drop);
+    Reader::Srun.words(own, &given, reads)
 }
 
 /// The words of each of a step's programs, with its options: between them stands a ':', and none behind "--".
@@ -310,6 +340,30 @@ fn by_short(own: &[&Arg], letter: char) -> Option<Known> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_environment_asks_where_there_is_no_allocation() {
+        let own: BTreeMap<String, String> = [
+            ("SLURM_ACCOUNT", "lab"),
+            ("SLURM_TIMELIMIT", "30"),
+            ("SLURM_GPUS_PER_NODE", "4"),
+        ]
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .into();
+        let before = |line: &str| {
+            let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+            of_environment(&words, &own).expect(line).join(" ")
+        };
+        assert_eq!(
+            before("-n 2 hostname"),
+            "--account=lab --gpus-per-node=4 --time=30"
+        );
+        assert_eq!(
+            before("-t 5 -G1 --output=x hostname -A other : b"),
+            "--account=lab"
+        );
+        assert_eq!(before("--jobid 7 hostname"), "");
+    }
 
     fn sifted(line: &str) -> (String, usize) {
         let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();

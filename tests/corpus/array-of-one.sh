@@ -1,0 +1,4 @@
+#!/bin/bash
+#SBATCH --array=0
+#SBATCH --job-name=nf-ALIGN_(s1)
+bash .command.run

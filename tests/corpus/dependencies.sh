@@ -1,0 +1,3 @@
+#!/bin/bash
+#SBATCH --dependency=afterok:101:102,afterany:7_3
+./merge

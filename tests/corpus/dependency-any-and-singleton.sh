@@ -1,0 +1,4 @@
+#!/bin/bash
+#SBATCH -J chain
+#SBATCH -d singleton
+./step

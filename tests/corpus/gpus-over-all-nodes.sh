@@ -1,0 +1,4 @@
+#!/bin/bash
+#SBATCH -N2
+#SBATCH -G v100:8
+srun ./md

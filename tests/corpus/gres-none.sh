@@ -1,0 +1,3 @@
+#!/bin/bash
+#SBATCH --gres=none -c 2
+./cpu-only

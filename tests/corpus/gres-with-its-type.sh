@@ -1,0 +1,3 @@
+#!/bin/bash
+#SBATCH --gres=gres/gpu:h100:2
+nvidia-smi

@@ -1,0 +1,4 @@
+#!/bin/bash
+#SBATCH --array=1-3
+#SBATCH --mail-type=ALL,ARRAY_TASKS,INVALID_DEPEND
+./prog $SLURM_ARRAY_TASK_ID

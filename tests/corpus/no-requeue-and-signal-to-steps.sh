@@ -1,0 +1,3 @@
+#!/bin/bash
+#SBATCH --no-requeue --signal=SIGTERM@90 --kill-on-invalid-dep=yes
+srun ./prog

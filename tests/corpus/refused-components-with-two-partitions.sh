@@ -1,0 +1,5 @@
+#!/bin/bash
+#SBATCH --partition=cpu -n 1
+#SBATCH hetjob
+#SBATCH --partition=gpu --gres=gpu:1
+srun ./prog

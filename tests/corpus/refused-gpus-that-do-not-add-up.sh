@@ -1,0 +1,5 @@
+#!/bin/bash
+#SBATCH -N 4
+#SBATCH --gpus=8
+#SBATCH --gpus-per-node=4
+./prog

@@ -1,0 +1,4 @@
+#!/bin/bash
+#SBATCH -J my job
+#SBATCH --time=5
+./prog

@@ -1,0 +1,2 @@
+#SBATCH --time=5
+./prog

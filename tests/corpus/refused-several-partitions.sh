@@ -1,0 +1,3 @@
+#!/bin/bash
+#SBATCH -p owners,normal #,gpu
+./prog

@@ -1,0 +1,4 @@
+#!/bin/bash
+#SBATCH --time=5
+#SBATCH --gpu=1
+./prog

@@ -1,0 +1,3 @@
+#!/bin/bash
+#> SBATCH_GPUS=many sbatch THIS
+./prog

@@ -1,0 +1,5 @@
+#!/bin/bash
+#SBATCH --exclusive=user
+#SBATCH --oversubscribe
+#SBATCH --share -s
+./prog
