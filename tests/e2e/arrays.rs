@@ -3,35 +3,9 @@
 use std::collections::BTreeSet;
 
 use carrel_tests::cluster::{Cluster, Options};
-use carrel_tests::user::{ALICE, BOB, ROOT, User};
-use serde_json::Value;
+use carrel_tests::user::{ALICE, BOB, ROOT};
 
 use crate::shared::{self, SMALL};
-
-fn read(cluster: &Cluster, user: User, name: &str) -> String {
-    std::fs::read_to_string(cluster.sandbox().home(user).join(name)).unwrap_or_default()
-}
-
-fn write(cluster: &Cluster, user: User, name: &str) {
-    let path = cluster.sandbox().home(user).join(name);
-    std::fs::write(&path, "").expect("a file");
-    std::os::unix::fs::chown(&path, Some(user.uid), Some(user.uid)).expect("root may give away");
-}
-
-/// `carrel submit` with small sizes; the number of the job, or of the array.
-fn submit(cluster: &Cluster, user: User, args: &[&str]) -> String {
-    let all = [&["submit", "--parsable"][..], &SMALL, args].concat();
-    cluster.carrel(user, all).ok().trim().to_owned()
-}
-
-fn until(cluster: &Cluster, id: &str, state: &str) -> Value {
-    let mut last = Value::Null;
-    cluster.ready(&format!("job {id} is {state}"), |this| {
-        last = this.json(ROOT, ["show", id]);
-        last["state"] == state
-    });
-    last
-}
 
 /// What a list calls the jobs of an array, with their states.
 fn listed(cluster: &Cluster, verb: &[&str], array: &str) -> BTreeSet<(String, String)> {
@@ -62,9 +36,9 @@ fn an_array_runs_task_by_task() {
         echo $SLURM_ARRAY_JOB_ID $SLURM_ARRAY_TASK_ID $SLURM_ARRAY_TASK_COUNT $SLURM_ARRAY_TASK_MIN \
         $SLURM_ARRAY_TASK_MAX $SLURM_ARRAY_TASK_STEP; until [ -e go ]; do sleep 0.1; done; \
         rm runs.$SLURM_ARRAY_TASK_ID";
-    let id = submit(&cluster, ALICE, &["--array=0-5%2", "--gpus", "1", "--wrap", line]);
-    until(&cluster, &format!("{id}_0"), "RUNNING");
-    until(&cluster, &format!("{id}_1"), "RUNNING");
+    let id = cluster.submit_small(ALICE, &["--array=0-5%2", "--gpus", "1", "--wrap", line]);
+    cluster.until(&format!("{id}_0"), "RUNNING");
+    cluster.until(&format!("{id}_1"), "RUNNING");
     let running = [("0", "RUNNING"), ("1", "RUNNING"), ("2-5", "PENDING")];
     assert_eq!(listed(&cluster, &["ps", "-a"], &id), pairs(&running));
     let shown = cluster.carrel(ALICE, ["ps"]).ok();
@@ -73,16 +47,11 @@ fn an_array_runs_task_by_task() {
     }
     let queue = cluster.carrel(ALICE, ["queue"]).ok();
     assert!(queue.contains("JobArrayTaskLimit"), "{queue}");
-    let one = cluster.json(ROOT, ["show", &format!("{id}_1")]);
+    let one = cluster.show(&format!("{id}_1"));
     assert_ne!(one["id"].to_string(), id, "it has a number of its own: {one}");
     assert_eq!(one["array_throttle"], 2, "{one}");
-    let all = submit(
-        &cluster,
-        ALICE,
-        &["-d", &format!("afterany:{id}"), "--wrap", "echo all"],
-    );
-    let ok = submit(
-        &cluster,
+    let all = cluster.submit_small(ALICE, &["-d", &format!("afterany:{id}"), "--wrap", "echo all"]);
+    let ok = cluster.submit_small(
         ALICE,
         &["-d", &format!("afterok:{id}_[0-1]"), "--wrap", "echo two"],
     );
@@ -99,9 +68,9 @@ fn an_array_runs_task_by_task() {
         this.carrel(ROOT, ["ps"]).run().code == 0
     });
     assert_eq!(listed(&cluster, &["ps", "-a"], &id), pairs(&left));
-    write(&cluster, ALICE, "go");
-    until(&cluster, &all, "COMPLETED");
-    until(&cluster, &ok, "COMPLETED");
+    cluster.write(ALICE, "go", "");
+    cluster.until(&all, "COMPLETED");
+    cluster.until(&ok, "COMPLETED");
     let over = [
         ("0", "COMPLETED"),
         ("1", "COMPLETED"),
@@ -119,7 +88,7 @@ fn an_array_runs_task_by_task() {
         pairs(&[("2", "COMPLETED"), ("3-4", "CANCELLED")])
     );
     for task in [0, 1, 2, 5] {
-        let said = read(&cluster, ALICE, &format!("carrel-{id}_{task}.out"));
+        let said = cluster.read(ALICE, &format!("carrel-{id}_{task}.out"));
         assert_eq!(said, format!("{id} {task} 6 0 5 1\n"));
         assert_eq!(
             cluster
@@ -129,7 +98,7 @@ fn an_array_runs_task_by_task() {
             said
         );
     }
-    let numbers = read(&cluster, ALICE, "at-once");
+    let numbers = cluster.read(ALICE, "at-once");
     let numbers: Vec<u32> = numbers
         .lines()
         .map(|line| line.trim().parse().expect(line))
@@ -184,14 +153,11 @@ fn arrays_are_waited_for_and_depended_on() {
     ];
     let second = second.args(args.concat()).run().stdout.trim().to_owned();
     cluster.carrel(ALICE, ["release", &format!("{first}_2")]).ok();
-    until(cluster, &format!("{second}_2"), "COMPLETED");
+    cluster.until(&format!("{second}_2"), "COMPLETED");
     assert_eq!(cluster.carrel(ALICE, ["logs", &format!("{second}_2")]).ok(), "2");
-    assert_eq!(
-        cluster.json(ROOT, ["show", &format!("{second}_1")])["state"],
-        "PENDING"
-    );
+    assert_eq!(cluster.show(&format!("{second}_1"))["state"], "PENDING");
     cluster.carrel(ALICE, ["release", &first]).ok();
-    until(cluster, &format!("{second}_1"), "COMPLETED");
+    cluster.until(&format!("{second}_1"), "COMPLETED");
 }
 
 #[test]

@@ -2,10 +2,9 @@
 //! and what becomes of them when programs die.
 
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
 
 use carrel_tests::cluster::{Cluster, Options};
-use carrel_tests::user::{ALICE, BOB, ROOT, User};
+use carrel_tests::user::{ALICE, BOB, ROOT};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -13,50 +12,9 @@ use serde_json::Value;
 use crate::processes::{named, ssh_servers};
 use crate::shared::{self, SMALL};
 
-/// A file in a user's home, which is mounted in his jobs.
-fn home(cluster: &Cluster, user: User, name: &str) -> PathBuf {
-    cluster.sandbox().home(user).join(name)
-}
-
-fn write(cluster: &Cluster, user: User, name: &str, text: impl AsRef<[u8]>) {
-    let path = home(cluster, user, name);
-    std::fs::write(&path, text).expect("a file");
-    std::os::unix::fs::chown(&path, Some(user.uid), Some(user.uid)).expect("root may give away");
-}
-
-fn read(cluster: &Cluster, user: User, name: &str) -> String {
-    std::fs::read_to_string(home(cluster, user, name)).unwrap_or_default()
-}
-
-/// `carrel submit` with small sizes; the job's id.
-fn submit(cluster: &Cluster, user: User, args: &[&str]) -> String {
-    let all = [&["submit", "--parsable"][..], &SMALL, args].concat();
-    cluster.carrel(user, all).ok().trim().to_owned()
-}
-
-fn show(cluster: &Cluster, id: &str) -> Value {
-    cluster.json(ROOT, ["show", id])
-}
-
-fn until(cluster: &Cluster, id: &str, state: &str) -> Value {
-    let mut last = Value::Null;
-    cluster.ready(&format!("job {id} is {state}"), |this| {
-        last = show(this, id);
-        last["state"] == state
-    });
-    last
-}
-
 fn answers(cluster: &Cluster) {
     cluster.ready("the broker answers", |this| {
         this.carrel(ROOT, ["ps"]).run().code == 0
-    });
-}
-
-/// Waits until a job has said so much.
-fn says(cluster: &Cluster, user: User, id: &str, text: &str) {
-    cluster.ready(&format!("job {id} says {text:?}"), |this| {
-        this.carrel(user, ["logs", id]).run().stdout.contains(text)
     });
 }
 
@@ -71,7 +29,7 @@ fn a_script_runs_as_its_user_where_it_was_submitted() {
         echo \"$SLURM_JOB_ID $SLURM_JOB_NAME $SLURM_NTASKS $SLURM_RESTART_COUNT $SLURM_SUBMIT_DIR $SEED [$SSH_CLIENT]\"\n\
         echo error >&2\n\
         #SBATCH --nonsense\n";
-    write(cluster, ALICE, "hello.sh", script);
+    cluster.write(ALICE, "hello.sh", script);
     let args = ["submit", "--mem", "64M", "hello.sh", "a", "b c"];
     let cmd = cluster.cmd_with(ALICE, &[("SEED", "7")], cluster.sandbox().program("carrel"));
     let submitted = cmd.args(args).run();
@@ -86,12 +44,12 @@ fn a_script_runs_as_its_user_where_it_was_submitted() {
         .strip_prefix("Submitted batch job ")
         .expect("its id")
         .to_owned();
-    let job = until(cluster, &id, "COMPLETED");
+    let job = cluster.until(&id, "COMPLETED");
     let here = cluster.sandbox().home(ALICE).display().to_string();
     let wanted = format!("alice {here} 2 b c\n{id} hello 4 0 {here} 7 []\nerror\n");
     let file = format!("out-hello-{id:0>4}.txt");
-    assert_eq!(read(cluster, ALICE, &file), wanted, "{job}");
-    let owner = std::fs::metadata(home(cluster, ALICE, &file)).expect("its file");
+    assert_eq!(cluster.read(ALICE, &file), wanted, "{job}");
+    let owner = std::fs::metadata(cluster.home(ALICE, &file)).expect("its file");
     assert_eq!(std::os::unix::fs::MetadataExt::uid(&owner), ALICE.uid);
     assert_eq!(cluster.carrel(ALICE, ["logs", &id]).run().stdout, wanted);
     assert_eq!(cluster.carrel(ALICE, ["logs", "-n", "1", &id]).ok(), "error");
@@ -118,13 +76,12 @@ fn ends_have_their_states() {
         ("true", "COMPLETED", 0),
         ("nonsense", "FAILED", 127),
     ];
-    let jobs = lines.map(|(line, ..)| submit(cluster, ALICE, &["--wrap", line]));
+    let jobs = lines.map(|(line, ..)| cluster.submit_small(ALICE, &["--wrap", line]));
     for ((line, state, code), id) in lines.iter().zip(&jobs) {
-        let job = until(cluster, id, state);
+        let job = cluster.until(id, state);
         assert_eq!(job["exit_code"], *code, "{line}: {job}");
     }
-    let memory = submit(
-        cluster,
+    let memory = cluster.submit_small(
         ALICE,
         &[
             "--mem",
@@ -134,26 +91,26 @@ fn ends_have_their_states() {
         ],
     );
     let trap = "trap 'echo told; exit 9' TERM; echo up; while :; do sleep 0.1; done";
-    let late = submit(cluster, ALICE, &["-t", "0:10", "--wrap", trap]);
-    let unwanted = submit(cluster, ALICE, &["--wrap", trap]);
-    says(cluster, ALICE, &unwanted, "up");
+    let late = cluster.submit_small(ALICE, &["-t", "0:10", "--wrap", trap]);
+    let unwanted = cluster.submit_small(ALICE, &["--wrap", trap]);
+    cluster.says(ALICE, &unwanted, "up");
     cluster.carrel(BOB, ["cancel", &unwanted]).run().fails(5, &[]);
     cluster.carrel(ALICE, ["cancel", &unwanted]).ok();
-    until(cluster, &unwanted, "CANCELLED");
-    until(cluster, &late, "TIMEOUT");
+    cluster.until(&unwanted, "CANCELLED");
+    cluster.until(&late, "TIMEOUT");
     for id in [&late, &unwanted] {
         let said = cluster.carrel(ALICE, ["logs", id]).ok();
         // Shells tell of children that were ended.
         let own: Vec<&str> = said.lines().filter(|line| *line != "Terminated").collect();
         assert_eq!(own, ["up", "told"], "it is asked to end, and heard");
     }
-    until(cluster, &memory, "OUT_OF_MEMORY");
+    cluster.until(&memory, "OUT_OF_MEMORY");
     // Of what is over nothing is left to do, but to do it again.
     cluster.carrel(ALICE, ["cancel", &unwanted]).ok();
     cluster.carrel(ALICE, ["requeue", &unwanted]).ok();
-    until(cluster, &unwanted, "RUNNING");
+    cluster.until(&unwanted, "RUNNING");
     cluster.carrel(ALICE, ["cancel", &unwanted]).ok();
-    until(cluster, &unwanted, "CANCELLED");
+    cluster.until(&unwanted, "CANCELLED");
 }
 
 #[test]
@@ -170,29 +127,21 @@ fn what_is_submitted_is_waited_for_and_depended_on() {
     assert_eq!(wait(&["--", "sh", "-c", "exit 0"]).code, 0);
     let from_stdin = cluster.carrel(ALICE, [&["submit", "-W", "-o", "stdin.out"][..], &SMALL].concat());
     assert_eq!(from_stdin.stdin("#!/bin/sh\necho heard\n").run().code, 0);
-    assert_eq!(read(cluster, ALICE, "stdin.out"), "heard\n");
-    let first = submit(cluster, ALICE, &["--hold", "--wrap", "exit 1"]);
-    let ok = submit(
-        cluster,
-        ALICE,
-        &["-d", &format!("afterok:{first}"), "--wrap", "true"],
-    );
-    let not_ok = submit(
-        cluster,
-        ALICE,
-        &["-d", &format!("afternotok:{first}"), "--wrap", "true"],
-    );
+    assert_eq!(cluster.read(ALICE, "stdin.out"), "heard\n");
+    let first = cluster.submit_small(ALICE, &["--hold", "--wrap", "exit 1"]);
+    let ok = cluster.submit_small(ALICE, &["-d", &format!("afterok:{first}"), "--wrap", "true"]);
+    let not_ok = cluster.submit_small(ALICE, &["-d", &format!("afternotok:{first}"), "--wrap", "true"]);
     assert!(
-        show(cluster, &ok)["reason"]
+        cluster.show(&ok)["reason"]
             .as_str()
             .is_some_and(|why| why.starts_with("Dependency"))
     );
     let waits = cluster.carrel(ALICE, ["logs", &first]).run();
     waits.fails(1, &["has written nothing yet"]);
     cluster.carrel(ALICE, ["release", &first]).ok();
-    until(cluster, &not_ok, "COMPLETED");
+    cluster.until(&not_ok, "COMPLETED");
     assert!(
-        show(cluster, &ok)["reason"]
+        cluster.show(&ok)["reason"]
             .as_str()
             .is_some_and(|why| why.contains("NeverSatisfied"))
     );
@@ -212,13 +161,13 @@ fn logs_are_followed_over_deaths() {
     let mut cluster = Cluster::start(&Options::default());
     let script = "#!/bin/sh\n\
         n=0; while [ $n -lt 200 ]; do n=$((n+1)); echo line $n; [ -e go ] || sleep 0.1; done\n";
-    write(&cluster, ALICE, "count.sh", script);
-    let id = submit(&cluster, ALICE, &["-o", "count.out", "count.sh"]);
+    cluster.write(ALICE, "count.sh", script);
+    let id = cluster.submit_small(ALICE, &["-o", "count.out", "count.sh"]);
     let reader = cluster.carrel(ALICE, ["logs", "-f", &id]).spawn();
-    says(&cluster, ALICE, &id, "line 5\n");
+    cluster.says(ALICE, &id, "line 5\n");
     cluster.gateway.kill9();
     cluster.gateway.restart();
-    says(&cluster, ALICE, &id, "line 15\n");
+    cluster.says(ALICE, &id, "line 15\n");
     cluster.agents[0].kill9();
     cluster.agents[0].restart();
     // The logger dies, and the server that asked for the command.
@@ -228,13 +177,13 @@ fn logs_are_followed_over_deaths() {
     {
         kill(Pid::from_raw(pid), Signal::SIGKILL).expect("it runs");
     }
-    says(&cluster, ALICE, &id, "line 25\n");
-    write(&cluster, ALICE, "go", "");
+    cluster.says(ALICE, &id, "line 25\n");
+    cluster.write(ALICE, "go", "");
     let all: String = (1..=200).map(|n| format!("line {n}\n")).collect();
     let followed = reader.wait();
     assert_eq!(followed.stdout, all, "{followed}");
-    until(&cluster, &id, "COMPLETED");
-    assert_eq!(read(&cluster, ALICE, "count.out"), all);
+    cluster.until(&id, "COMPLETED");
+    assert_eq!(cluster.read(ALICE, "count.out"), all);
     assert_eq!(cluster.carrel(ALICE, ["logs", &id]).run().stdout, all);
 }
 
@@ -243,19 +192,15 @@ fn logs_are_followed_over_deaths() {
 fn of_much_output_the_newest_is_kept() {
     let cluster = shared::cluster();
     let line = "seq 1 6000000; echo over >&2";
-    let id = submit(
-        cluster,
-        ALICE,
-        &["-o", "much.out", "-e", "much.err", "--wrap", line],
-    );
-    until(cluster, &id, "COMPLETED");
-    let file = read(cluster, ALICE, "much.out");
+    let id = cluster.submit_small(ALICE, &["-o", "much.out", "-e", "much.err", "--wrap", line]);
+    cluster.until(&id, "COMPLETED");
+    let file = cluster.read(ALICE, "much.out");
     assert!(
         file.len() > 40 << 20 && file.ends_with("\n6000000\n"),
         "{} bytes",
         file.len()
     );
-    assert_eq!(read(cluster, ALICE, "much.err"), "over\n");
+    assert_eq!(cluster.read(ALICE, "much.err"), "over\n");
     let kept = cluster.carrel(ALICE, ["logs", &id]).run();
     assert!(
         (16 << 20..=32 << 20).contains(&kept.bytes.len()),
@@ -268,7 +213,7 @@ fn of_much_output_the_newest_is_kept() {
         "{}",
         kept.stderr
     );
-    std::fs::remove_file(home(cluster, ALICE, "much.out")).expect("its file");
+    std::fs::remove_file(cluster.home(ALICE, "much.out")).expect("its file");
 }
 
 /// A run goes on while agent and broker are away, and how it ended is not lost.
@@ -276,16 +221,16 @@ fn of_much_output_the_newest_is_kept() {
 fn an_end_that_nobody_sees_is_known_later() {
     let mut cluster = Cluster::start(&Options::default());
     let line = "echo up; until [ -e go ]; do sleep 0.1; done; exit 7";
-    let id = submit(&cluster, ALICE, &["--gpus", "1", "--wrap", line]);
-    says(&cluster, ALICE, &id, "up");
+    let id = cluster.submit_small(ALICE, &["--gpus", "1", "--wrap", line]);
+    cluster.says(ALICE, &id, "up");
     cluster.agents[0].kill9();
-    write(&cluster, ALICE, "go", "");
+    cluster.write(ALICE, "go", "");
     cluster.ready("its container has ended", |this| ssh_servers(this).is_empty());
     cluster.broker.kill9();
     cluster.broker.restart();
     cluster.agents[0].restart();
     answers(&cluster);
-    let job = until(&cluster, &id, "FAILED");
+    let job = cluster.until(&id, "FAILED");
     assert_eq!(job["exit_code"], 7, "{job}");
     assert_eq!(cluster.carrel(ALICE, ["logs", &id]).ok(), "up");
     cluster.ready("its GPU is free", |this| {
@@ -298,38 +243,38 @@ fn an_end_that_nobody_sees_is_known_later() {
 fn the_broker_dies_in_each_phase() {
     let mut cluster = Cluster::start(&Options::default());
     let line = "echo run >> runs; until [ -e go ]; do sleep 0.1; done";
-    let first = submit(&cluster, ALICE, &["--gpus", "8", "--wrap", line]);
-    let second = submit(&cluster, ALICE, &["--gpus", "8", "--wrap", line]);
+    let first = cluster.submit_small(ALICE, &["--gpus", "8", "--wrap", line]);
+    let second = cluster.submit_small(ALICE, &["--gpus", "8", "--wrap", line]);
     let waiter = cluster.carrel(ALICE, ["logs", "-f", &second]).spawn();
     for state in ["RUNNING", "RUNNING"] {
-        until(&cluster, &first, state);
-        assert_eq!(show(&cluster, &second)["state"], "PENDING");
+        cluster.until(&first, state);
+        assert_eq!(cluster.show(&second)["state"], "PENDING");
         cluster.broker.kill9();
         cluster.broker.restart();
         answers(&cluster);
     }
-    write(&cluster, ALICE, "go", "");
-    until(&cluster, &first, "COMPLETED");
-    until(&cluster, &second, "COMPLETED");
+    cluster.write(ALICE, "go", "");
+    cluster.until(&first, "COMPLETED");
+    cluster.until(&second, "COMPLETED");
     assert_eq!(waiter.wait().code, 0);
-    assert_eq!(read(&cluster, ALICE, "runs"), "run\nrun\n");
+    assert_eq!(cluster.read(ALICE, "runs"), "run\nrun\n");
 }
 
 #[test]
 fn a_job_that_is_queued_again_runs_anew() {
     let cluster = shared::cluster();
     let line = "echo run $SLURM_RESTART_COUNT; [ $SLURM_RESTART_COUNT = 1 ] || sleep 1000";
-    let id = submit(cluster, ALICE, &["-o", "again.out", "--wrap", line]);
-    says(cluster, ALICE, &id, "run 0");
+    let id = cluster.submit_small(ALICE, &["-o", "again.out", "--wrap", line]);
+    cluster.says(ALICE, &id, "run 0");
     cluster.carrel(ALICE, ["requeue", &id]).ok();
-    let job = until(cluster, &id, "COMPLETED");
+    let job = cluster.until(&id, "COMPLETED");
     assert_eq!(
         (&job["restarts"], &job["exit_code"]),
         (&Value::from(1), &Value::from(0)),
         "{job}"
     );
     assert_eq!(
-        read(cluster, ALICE, "again.out"),
+        cluster.read(ALICE, "again.out"),
         "run 0\nrun 1\n",
         "nothing that was written is lost"
     );
@@ -344,9 +289,9 @@ fn what_failed_at_once_runs_on_another_node() {
         ..Options::default()
     });
     let line = "echo $SLURMD_NODENAME; [ $SLURM_RESTART_COUNT = 1 ]";
-    let id = submit(&cluster, ALICE, &["-o", "where.out", "--wrap", line]);
-    until(&cluster, &id, "FAILED");
-    let first = read(&cluster, ALICE, "where.out").trim().to_owned();
+    let id = cluster.submit_small(ALICE, &["-o", "where.out", "--wrap", line]);
+    cluster.until(&id, "FAILED");
+    let first = cluster.read(ALICE, "where.out").trim().to_owned();
     let other = if first == "n0" { "n1" } else { "n0" };
     // The other one is taken as a whole.
     let nodes = cluster.json(ROOT, ["nodes"]);
@@ -369,43 +314,43 @@ fn what_failed_at_once_runs_on_another_node() {
         "sleep 1000",
     ];
     let blocker = cluster.carrel(BOB, all).ok().trim().to_owned();
-    until(&cluster, &blocker, "RUNNING");
+    cluster.until(&blocker, "RUNNING");
     cluster.carrel(ALICE, ["requeue", &id]).ok();
-    let job = until(&cluster, &id, "PENDING");
+    let job = cluster.until(&id, "PENDING");
     assert_eq!(job["keeps_off"][0]["node"], first.as_str(), "{job}");
     let shown = cluster.carrel(ALICE, ["show", &id]).ok();
     assert!(shown.contains("it failed there at once"), "{shown}");
     let why = cluster.carrel(ALICE, ["explain", &id]).ok();
     assert!(why.contains(&format!("keeps off {first} until")), "{why}");
     cluster.carrel(BOB, ["cancel", &blocker]).ok();
-    until(&cluster, &id, "COMPLETED");
-    assert_eq!(read(&cluster, ALICE, "where.out"), format!("{first}\n{other}\n"));
+    cluster.until(&id, "COMPLETED");
+    assert_eq!(cluster.read(ALICE, "where.out"), format!("{first}\n{other}\n"));
 }
 
 /// What is no notebook is refused before it is submitted, and what its image lacks is said in one line.
 #[test]
 fn a_notebook_says_what_it_lacks() {
     let cluster = shared::cluster();
-    write(cluster, ALICE, "broken.ipynb", "{\"nbformat\": 4,");
+    cluster.write(ALICE, "broken.ipynb", "{\"nbformat\": 4,");
     let refused = cluster.carrel(ALICE, ["submit", "broken.ipynb"]).run();
     refused.fails(2, &["broken.ipynb is no Jupyter notebook"]);
     let cells = r##"[{"cell_type": "code", "metadata": {}, "outputs": [], "source": ["#SBATCH -J lab -o lab.out\n", "1 + 1"]}]"##;
     let text = format!(r#"{{"nbformat": 4, "nbformat_minor": 2, "metadata": {{}}, "cells": {cells}}}"#);
-    write(cluster, ALICE, "lab.ipynb", &text);
-    let id = submit(cluster, ALICE, &["--image", "local/busybox-only", "lab.ipynb"]);
-    let job = until(cluster, &id, "FAILED");
+    cluster.write(ALICE, "lab.ipynb", &text);
+    let id = cluster.submit_small(ALICE, &["--image", "local/busybox-only", "lab.ipynb"]);
+    let job = cluster.until(&id, "FAILED");
     // Not even a shell is there.
     assert_eq!(job["name"], "lab", "{job}");
-    let id = submit(cluster, ALICE, &["lab.ipynb"]);
-    let job = until(cluster, &id, "FAILED");
+    let id = cluster.submit_small(ALICE, &["lab.ipynb"]);
+    let job = cluster.until(&id, "FAILED");
     assert_eq!(job["exit_code"], 1, "{job}");
-    let said = read(cluster, ALICE, "lab.out");
+    let said = cluster.read(ALICE, "lab.out");
     assert!(
         said.starts_with("carrel: a notebook needs") && said.lines().count() == 1,
         "{said}"
     );
     assert_eq!(
-        read(cluster, ALICE, "lab.ipynb"),
+        cluster.read(ALICE, "lab.ipynb"),
         text,
         "what did not run is as it was"
     );
@@ -424,10 +369,10 @@ fn a_gang_runs_on_its_first_node() {
     });
     let line = "echo $SLURMD_NODENAME $SLURM_NODEID $SLURM_NNODES $SLURM_JOB_NODELIST $CARREL_GO; exit 2";
     let args = ["-N2", "--gpus-per-node", "8", "-o", "gang.out", "--wrap", line];
-    let id = submit(&cluster, ALICE, &args);
-    let job = until(&cluster, &id, "FAILED");
+    let id = cluster.submit_small(ALICE, &args);
+    let job = cluster.until(&id, "FAILED");
     assert_eq!(job["exit_code"], 2, "{job}");
-    assert_eq!(read(&cluster, ALICE, "gang.out"), "n0 0 2 n[0-1] 1\n");
+    assert_eq!(cluster.read(ALICE, "gang.out"), "n0 0 2 n[0-1] 1\n");
     cluster.ready("all GPUs are free", |this| {
         let nodes = this.json(ROOT, ["nodes"]);
         nodes
@@ -436,23 +381,32 @@ fn a_gang_runs_on_its_first_node() {
     });
 }
 
-/// GPUs that are lent to a job that gives way come back to a session within its grace; the job waits again, and ends well.
+/// GPUs that are lent to a job that gives way come back to a session within the grace of its QOS, which is longer than the
+/// cluster's and than it takes; the job waits again, and ends well.
 #[test]
 fn a_session_recalls_what_is_lent() {
     let cluster = Cluster::start(&Options {
-        broker_config: "grace = \"5s\"\n[queue.preemption]\nmin_runtime = \"0s\"\n".to_owned(),
+        broker_config: "grace = \"1s\"\n[queue.preemption]\nmin_runtime = \"0s\"\n".to_owned(),
         ..Options::default()
     });
-    let qos = ["admin", "qos", "add", "lent", "--preemptible", "requeue"];
+    let qos = [
+        "admin",
+        "qos",
+        "add",
+        "lent",
+        "--preemptible",
+        "requeue",
+        "--grace",
+        "25",
+    ];
     cluster.carrel(ROOT, qos).ok();
-    let line = "trap 'echo saved; exit 1' TERM; echo run $SLURM_RESTART_COUNT; \
+    let line = "trap 'sleep 3; echo saved; exit 1' TERM; echo run $SLURM_RESTART_COUNT; \
         until [ -e done ]; do sleep 0.1; done";
-    let id = submit(
-        &cluster,
+    let id = cluster.submit_small(
         BOB,
         &["-q", "lent", "--gpus", "8", "-o", "lent.out", "--wrap", line],
     );
-    says(&cluster, BOB, &id, "run 0");
+    cluster.says(BOB, &id, "run 0");
     // It is granted at once, though all is held: within the time of grace.
     let recall = [
         "alloc",
@@ -462,26 +416,26 @@ fn a_session_recalls_what_is_lent() {
         "1",
         "--mem",
         "64M",
-        "--immediate=10",
+        "--immediate=30",
         "--",
         "sh",
         "-c",
     ];
     let explain = format!(
         "until [ -e /tmp/x ]; do sleep 0.1; [ -e {} ] && break; done",
-        home(&cluster, ALICE, "leave").display()
+        cluster.home(ALICE, "leave").display()
     );
     let session = cluster.carrel(ALICE, [&recall[..], &[&explain]].concat()).spawn();
-    let job = until(&cluster, &id, "PENDING");
+    let job = cluster.until(&id, "PENDING");
     assert_eq!(job["restarts"], 1, "{job}");
     let why = cluster.carrel(BOB, ["explain", &id]).ok();
     assert!(why.contains("gave way"), "{why}");
-    write(&cluster, ALICE, "leave", "");
+    cluster.write(ALICE, "leave", "");
     assert_eq!(session.wait().code, 0);
-    says(&cluster, BOB, &id, "run 1");
-    write(&cluster, BOB, "done", "");
-    until(&cluster, &id, "COMPLETED");
-    let said = read(&cluster, BOB, "lent.out");
+    cluster.says(BOB, &id, "run 1");
+    cluster.write(BOB, "done", "");
+    cluster.until(&id, "COMPLETED");
+    let said = cluster.read(BOB, "lent.out");
     let own: Vec<&str> = said.lines().filter(|line| *line != "Terminated").collect();
     assert_eq!(own, ["run 0", "saved", "run 1"], "{said}");
 }
@@ -505,15 +459,15 @@ fn what_cannot_be_run_is_refused_in_one_sentence() {
             "5 tasks cannot be spread evenly over 2 nodes",
         ),
     ] {
-        write(cluster, ALICE, name, text);
+        cluster.write(ALICE, name, text);
         let refused = cluster.carrel(ALICE, ["submit", name]).run();
         refused.fails(2, &[part]);
     }
     // A file that seems to have a gigabyte is not read to its end.
-    write(cluster, ALICE, "huge.sh", "#!/bin/sh\n");
+    cluster.write(ALICE, "huge.sh", "#!/bin/sh\n");
     let huge = std::fs::OpenOptions::new()
         .append(true)
-        .open(home(cluster, ALICE, "huge.sh"))
+        .open(cluster.home(ALICE, "huge.sh"))
         .expect("a file");
     std::io::Write::write_all(&mut &huge, &vec![b'x'; 300_000]).expect("written");
     cluster
@@ -529,30 +483,26 @@ fn what_cannot_be_run_is_refused_in_one_sentence() {
         .run()
         .fails(3, &["there is no job 4711"]);
     // Where it may not write, it does not begin.
-    let closed = submit(cluster, ALICE, &["-o", "/nowhere/x.out", "--wrap", "true"]);
-    let job = until(cluster, &closed, "FAILED");
+    let closed = cluster.submit_small(ALICE, &["-o", "/nowhere/x.out", "--wrap", "true"]);
+    let job = cluster.until(&closed, "FAILED");
     assert!(
         job["reason"]
             .as_str()
             .is_some_and(|why| why.contains("cannot write its output to /nowhere/x.out")),
         "{job}"
     );
-    let image = submit(
-        cluster,
-        ALICE,
-        &["--image", "local/busybox-only", "--", "busybox", "true"],
-    );
-    until(cluster, &image, "COMPLETED");
-    write(cluster, ALICE, "zsh.sh", "#!/bin/zsh\ntrue\n");
-    let shell = submit(cluster, ALICE, &["zsh.sh"]);
-    let job = until(cluster, &shell, "FAILED");
+    let image = cluster.submit_small(ALICE, &["--image", "local/busybox-only", "--", "busybox", "true"]);
+    cluster.until(&image, "COMPLETED");
+    cluster.write(ALICE, "zsh.sh", "#!/bin/zsh\ntrue\n");
+    let shell = cluster.submit_small(ALICE, &["zsh.sh"]);
+    let job = cluster.until(&shell, "FAILED");
     assert!(
         job["reason"]
             .as_str()
             .is_some_and(|why| why.contains("has no /bin/zsh")),
         "{job}"
     );
-    let mode = std::fs::metadata(home(cluster, ALICE, "zsh.sh"))
+    let mode = std::fs::metadata(cluster.home(ALICE, "zsh.sh"))
         .expect("a file")
         .permissions()
         .mode();

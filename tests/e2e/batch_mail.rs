@@ -55,11 +55,28 @@ fn users_are_told_by_the_operators_program() {
     told(&format!(
         "3 -s alice END COMPLETED {subject} Ended, Run time 00:00:"
     ));
+    // What is wanted can be changed while it runs.
+    let third = submit(&["--wrap", "until [ -e told ]; do sleep 0.1; done; exit 4"]);
+    cluster.until(&third, "RUNNING");
+    let job = format!("JobId={third}");
+    let update = [
+        "slurm",
+        "scontrol",
+        "update",
+        &job,
+        "MailUser=b@example.org",
+        "MailType=FAIL",
+    ];
+    cluster.carrel(ALICE, update).ok();
+    cluster.write(ALICE, "told", "");
+    told(&format!(
+        "3 -s b@example.org FAIL FAILED Slurm Job_id={third} Name=train Failed, Run time 00:00:"
+    ));
     let shown = cluster.json(ROOT, ["show", &first]);
     assert_eq!(shown["batch"]["mail_type"], "BEGIN,END,FAIL,REQUEUE", "{shown}");
     assert_eq!(shown["batch"]["mail_user"], "a@example.org", "{shown}");
     let sent = std::fs::read_to_string(&sent).expect("what was sent");
-    assert_eq!(sent.lines().count(), 3, "each thing is told once: {sent}");
+    assert_eq!(sent.lines().count(), 4, "each thing is told once: {sent}");
 }
 
 #[test]

@@ -22,19 +22,6 @@ fn hosts(count: usize, agent_configs: Vec<&'static str>) -> Cluster {
     })
 }
 
-fn show(cluster: &Cluster, id: &str) -> Value {
-    cluster.json(ROOT, ["show", id])
-}
-
-fn until(cluster: &Cluster, id: &str, state: &str) -> Value {
-    let mut last = Value::Null;
-    cluster.ready(&format!("job {id} is {state}"), |this| {
-        last = show(this, id);
-        last["state"] == state
-    });
-    last
-}
-
 /// The gang's addresses by rank.
 fn addresses(job: &Value) -> Vec<String> {
     let nodes = job["nodes"].as_array().expect("nodes");
@@ -77,7 +64,6 @@ fn traces(cluster: &Cluster, index: usize) -> String {
 #[test]
 fn members_reach_each_other_and_nobody_else_reaches_them() {
     let mut cluster = hosts(3, Vec::new());
-    let home = cluster.sandbox().home(ALICE);
     let script = format!(
         "for n in n1 n2; do until wget -qO- http://$n:{PORT}/name 2>/dev/null; do sleep 0.2; done; done\n\
          hostname; cat $CARREL_HOSTFILE; echo $MASTER_ADDR $SLURM_JOB_NODELIST $SLURM_NNODES $SLURM_TASKS_PER_NODE \
@@ -97,15 +83,15 @@ fn members_reach_each_other_and_nobody_else_reaches_them() {
     ];
     let all = [&args[..1], &SMALL, &args[1..], &[&script]].concat();
     let id = cluster.carrel(ALICE, all).ok().trim().to_owned();
-    let job = until(&cluster, &id, "RUNNING");
+    let job = cluster.until(&id, "RUNNING");
     let given = addresses(&job);
     let ranks = given.iter().enumerate();
     let servers: Vec<String> = ranks
         .map(|(rank, address)| serve(&cluster, address, &format!("n{rank}")))
         .collect();
-    let said = || std::fs::read_to_string(home.join("gang.out")).unwrap_or_default();
+    let said = |cluster: &Cluster| cluster.read(ALICE, "gang.out");
     let told = "n1\nn2\nn0\nn0 slots=2\nn1 slots=2\nn2 slots=2\nn0 n[0-2] 3 2(x3) 2 3\n";
-    cluster.ready("the others answer", |_| said() == told);
+    cluster.ready("the others answer", |this| said(this) == told);
     let shown = cluster.carrel(ALICE, ["show", &id]).ok();
     assert!(shown.contains("gang network: routed"), "{shown}");
 
@@ -145,17 +131,17 @@ fn members_reach_each_other_and_nobody_else_reaches_them() {
     cluster.ready("the broker answers", |this| {
         this.carrel(ROOT, ["ps"]).run().code == 0
     });
-    until(&cluster, &id, "RUNNING");
-    assert_eq!(addresses(&show(&cluster, &id)), given);
+    cluster.until(&id, "RUNNING");
+    assert_eq!(addresses(&cluster.show(&id)), given);
     // Somebody flushes the host's routes and rules: the next agent puts them back.
     cluster.agents[2].kill9();
     let flush =
         "iptables -F; ip route | grep ^10.214 | grep via | while read to rest; do ip route del $to; done";
     cluster.node_cmd(2, "sh").args(["-c", flush]).ok();
     cluster.agents[2].restart();
-    std::fs::write(home.join("again"), "").expect("own file");
-    until(&cluster, &id, "COMPLETED");
-    assert_eq!(said(), format!("{told}n0\nn1\nn2\n"));
+    cluster.write(ALICE, "again", "");
+    cluster.until(&id, "COMPLETED");
+    assert_eq!(said(&cluster), format!("{told}n0\nn1\nn2\n"));
 
     // They are no processes of the job, and keep its network.
     cluster.cmd(ROOT, "kill").args(&servers).ok();
@@ -176,7 +162,7 @@ fn a_way_that_is_none_is_told() {
         ]
         .concat();
         let id = cluster.carrel(ALICE, args).ok().trim().to_owned();
-        let job = until(&cluster, &id, "FAILED");
+        let job = cluster.until(&id, "FAILED");
         let reason = job["reason"].as_str().expect("a reason").to_owned();
         for part in parts {
             assert!(reason.contains(part), "{part:?} is not in {reason}");
@@ -266,19 +252,19 @@ fn a_gang_trains() {
         PYTHONPATH=$PWD/python:$PYTHONPATH srun python3 fabric_driver.py 4 > lightning.out\n\
         srun python3 -m torch.distributed.run --nnodes=$SLURM_NNODES --nproc_per_node=1 --rdzv_id=$SLURM_JOB_ID \\\n\
           --rdzv_backend=c10d --rdzv_endpoint=$MASTER_ADDR:$MASTER_PORT -r 1 -t 1 training.py > torchrun.out\n";
-    std::fs::write(home.join("training.sh"), script).expect("own file");
+    cluster.write(ALICE, "training.sh", script);
     let mount = format!("{torch}:/opt/torch:ro");
     let args = ["submit", "--parsable", "--mount", &mount, "training.sh"];
     let id = cluster.carrel(ALICE, args).ok().trim().to_owned();
     let said = |name: &str| std::fs::read_to_string(home.join(name)).unwrap_or_default();
     for file in ["ranks.out", "lightning.out", "torchrun.out"] {
         cluster.ready(&format!("all ranks are in {file}"), |this| {
-            let state = show(this, &id)["state"].clone();
+            let state = this.show(&id)["state"].clone();
             assert_ne!(state, "FAILED", "{}{}", said("training.out"), said(file));
             said(file).lines().count() == 4
         });
     }
-    until(&cluster, &id, "COMPLETED");
+    cluster.until(&id, "COMPLETED");
     let ranks = said("ranks.out");
     let mut lines: Vec<&str> = ranks.lines().collect();
     lines.sort_unstable();

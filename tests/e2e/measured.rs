@@ -36,15 +36,6 @@ burn()
 open(os.path.expanduser("~/measured-done"), "w").close()
 "#;
 
-fn tell(cluster: &Cluster, name: &str) {
-    let path = cluster.sandbox().home(ALICE).join(format!("measured-{name}"));
-    std::fs::write(path, "").expect("a file");
-}
-
-fn show(cluster: &Cluster, id: &str) -> Value {
-    cluster.json(ROOT, ["show", id])
-}
-
 /// What a job has burnt, seconds.
 fn burnt(job: &Value) -> f64 {
     job["cpu_user_seconds"].as_f64().unwrap_or(0.0) + job["cpu_system_seconds"].as_f64().unwrap_or(0.0)
@@ -101,8 +92,7 @@ fn what_a_job_uses_is_known_while_it_runs_and_after_whoever_dies() {
         images: vec![Image::Debian],
         ..Options::default()
     });
-    let script = cluster.sandbox().home(ALICE).join("measured.py");
-    std::fs::write(&script, JOB).expect("written");
+    cluster.write(ALICE, "measured.py", JOB);
     let submit = [
         &["submit", "--parsable"][..],
         &SMALL,
@@ -111,10 +101,10 @@ fn what_a_job_uses_is_known_while_it_runs_and_after_whoever_dies() {
     .concat();
     let id = cluster.carrel(ALICE, submit).ok().trim().to_owned();
     cluster.ready("it has burnt, and has its memory", |this| {
-        let job = show(this, &id);
+        let job = this.show(&id);
         burnt(&job) >= BURNS && job["memory_used_bytes"].as_u64() >= Some(HAS * MIB)
     });
-    let job = show(&cluster, &id);
+    let job = cluster.show(&id);
     assert!((HAS * MIB..512 * MIB).contains(&peak(&job)), "{job}");
     assert_eq!(job["memory_peak_node"], "n0", "{job}");
     assert!(job["nodes"][0]["cpu_user_seconds"].as_f64() > Some(0.0), "{job}");
@@ -156,38 +146,38 @@ fn what_a_job_uses_is_known_while_it_runs_and_after_whoever_dies() {
     assert!(bytes(&now[1][1]) >= HAS * MIB && now[1][2] == "n0", "{now:?}");
 
     // An agent that has never seen the memory, and a broker that has to remember it.
-    tell(&cluster, "less");
+    cluster.write(ALICE, "measured-less", "");
     cluster.ready("its memory has gone", |this| {
-        let job = show(this, &id);
+        let job = this.show(&id);
         job["memory_used_bytes"]
             .as_u64()
             .is_some_and(|bytes| bytes < HAS * MIB / 2)
     });
     cluster.agents[0].kill9();
     cluster.agents[0].restart();
-    tell(&cluster, "more");
+    cluster.write(ALICE, "measured-more", "");
     cluster.ready("the new agent counts on", |this| {
-        burnt(&show(this, &id)) >= 2.0 * BURNS
+        burnt(&this.show(&id)) >= 2.0 * BURNS
     });
-    assert!(peak(&show(&cluster, &id)) >= HAS * MIB);
+    assert!(peak(&cluster.show(&id)) >= HAS * MIB);
     cluster.broker.kill9();
     cluster.broker.restart();
     cluster.ready("the broker answers", |this| {
         this.carrel(ROOT, ["ps"]).run().code == 0
     });
-    assert!(peak(&show(&cluster, &id)) >= HAS * MIB, "{}", show(&cluster, &id));
+    assert!(peak(&cluster.show(&id)) >= HAS * MIB, "{}", cluster.show(&id));
 
     // It ends while nobody looks.
     cluster.ready("the broker hears its agent", |this| {
-        show(this, &id)["memory_used_bytes"].as_u64() > Some(0)
+        this.show(&id)["memory_used_bytes"].as_u64() > Some(0)
     });
     cluster.agents[0].kill9();
-    tell(&cluster, "last");
+    cluster.write(ALICE, "measured-last", "");
     let done = cluster.sandbox().home(ALICE).join("measured-done");
     cluster.ready("it has ended", |_| done.exists());
     cluster.agents[0].restart();
-    cluster.ready("its end is known", |this| show(this, &id)["state"] == "COMPLETED");
-    let job = show(&cluster, &id);
+    cluster.ready("its end is known", |this| this.show(&id)["state"] == "COMPLETED");
+    let job = cluster.show(&id);
     assert!(burnt(&job) >= 3.0 * BURNS, "{job}");
     assert!(
         peak(&job) >= HAS * MIB && job["memory_used_bytes"].is_null(),
@@ -237,9 +227,9 @@ fn what_runs_out_of_memory_names_its_peak_and_its_limit() {
     ];
     let id = cluster.carrel(ALICE, submit).ok().trim().to_owned();
     cluster.ready("it has run out of memory", |this| {
-        show(this, &id)["state"] == "OUT_OF_MEMORY"
+        this.show(&id)["state"] == "OUT_OF_MEMORY"
     });
-    let job = show(cluster, &id);
+    let job = cluster.show(&id);
     assert!((48 * MIB..=65 * MIB).contains(&peak(&job)), "{job}");
     let reason = job["reason"].as_str().expect("a reason");
     assert!(

@@ -1,23 +1,12 @@
 //! What tasks of steps write, kept by the nodes that they run on, and read by rank from anywhere.
 
 use carrel_tests::cluster::{Cluster, Options};
-use carrel_tests::user::{ALICE, BOB, ROOT, User};
+use carrel_tests::user::{ALICE, BOB};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::processes::named;
 use crate::shared;
-
-fn submit(cluster: &Cluster, user: User, args: &[&str]) -> String {
-    let all = [&["submit", "--parsable"][..], args].concat();
-    cluster.carrel(user, all).ok().trim().to_owned()
-}
-
-fn until(cluster: &Cluster, id: &str, state: &str) {
-    cluster.ready(&format!("job {id} is {state}"), |this| {
-        this.json(ROOT, ["show", id])["state"] == state
-    });
-}
 
 fn kept(cluster: &Cluster, id: &str, rank: &str) -> String {
     cluster.carrel(ALICE, ["logs", "--rank", rank, id]).run().stdout
@@ -47,16 +36,16 @@ fn any_rank_of_a_gang_is_read_from_anywhere() {
         n=0; until [ -e gang.go ]; do n=$((n+1)); echo line $n >&2; sleep 0.1; done\n\
         echo last of $SLURM_PROCID\n";
     let home = cluster.sandbox().home(ALICE);
-    std::fs::write(home.join("gang.sh"), script).expect("a script");
-    std::fs::write(home.join("count.sh"), count).expect("a script");
-    let id = submit(&cluster, ALICE, &["gang.sh"]);
+    cluster.write(ALICE, "gang.sh", script);
+    cluster.write(ALICE, "count.sh", count);
+    let id = cluster.submit(ALICE, &["gang.sh"]);
     let follower = cluster.carrel(ALICE, ["logs", "-f", "--rank", "3", &id]).spawn();
-    until(&cluster, &id, "RUNNING");
+    cluster.until(&id, "RUNNING");
     cluster
         .carrel(ALICE, ["logs", "--rank", "3", &id])
         .run()
         .fails(1, &["no task's output is kept"]);
-    std::fs::write(home.join("gang.begin"), "").expect("written");
+    cluster.write(ALICE, "gang.begin", "");
     says(&cluster, &id, "0", "rank 0 on n0\n");
     says(&cluster, &id, "3", "rank 3 on n1\n");
     let node = 1;
@@ -79,9 +68,9 @@ fn any_rank_of_a_gang_is_read_from_anywhere() {
         .run()
         .fails(1, &["has kept no rank 9, but ranks 0-3"]);
     assert_ne!(cluster.carrel(BOB, ["logs", "--rank", "3", &id]).run().code, 0);
-    std::fs::write(home.join("gang.go"), "").expect("written");
+    cluster.write(ALICE, "gang.go", "");
     let followed = follower.wait();
-    until(&cluster, &id, "COMPLETED");
+    cluster.until(&id, "COMPLETED");
     let all = cluster.carrel(ALICE, ["logs", "--rank", "3", &id]).run();
     assert_eq!((all.code, &all.stdout), (0, &followed.stdout), "{all}{followed}");
     let end = "last of 3\n--- step 1: echo again ---\nagain\n";
@@ -136,11 +125,11 @@ fn of_what_a_rank_writes_the_newest_is_kept() {
 fn ranks_of_the_newest_run_are_read() {
     let cluster = shared::cluster();
     let line = "carrel run sh -c 'echo run $SLURM_RESTART_COUNT'; [ $SLURM_RESTART_COUNT = 1 ] || sleep 1000";
-    let id = submit(cluster, ALICE, &["-o", "ranks.out", "--wrap", line]);
+    let id = cluster.submit(ALICE, &["-o", "ranks.out", "--wrap", line]);
     says(cluster, &id, "0", "run 0\n");
     let follower = cluster.carrel(ALICE, ["logs", "-f", "--rank", "0", &id]).spawn();
     cluster.carrel(ALICE, ["requeue", &id]).ok();
-    until(cluster, &id, "COMPLETED");
+    cluster.until(&id, "COMPLETED");
     assert_eq!(kept(cluster, &id, "0"), "run 1\n");
     let followed = follower.wait();
     assert!(

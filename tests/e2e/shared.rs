@@ -4,9 +4,7 @@ use std::sync::OnceLock;
 
 use carrel_tests::cluster::{Cluster, Options};
 use carrel_tests::image::Image;
-
-/// A request that leaves room for many others.
-pub const SMALL: [&str; 4] = ["-c", "1", "--mem", "512M"];
+pub use carrel_tests::jobs::SMALL;
 
 /// A described HGX H100 host and one without GPUs. Ends with the test program.
 pub fn cluster() -> &'static Cluster {

@@ -29,6 +29,14 @@ impl<'a> Links<'a> {
         self.cluster.cmd(self.user, self.dir.join(name)).args(args)
     }
 
+    /// With these variables in the environment.
+    fn with(&self, env: &[(&str, &str)], words: &[&str]) -> Cmd {
+        let (name, args) = words.split_first().expect("a command");
+        self.cluster
+            .cmd_with(self.user, env, self.dir.join(name))
+            .args(args)
+    }
+
     fn run(&self, words: &[&str]) -> Output {
         self.cmd(words).run()
     }
@@ -116,6 +124,67 @@ fn jobs_go_from_sbatch_to_sacct() {
         let shown = slurm.ok(&["scontrol", "show", "job", &failing, "-o"]);
         shown.contains(" Restarts=1 ") && shown.contains("JobState=FAILED")
     });
+}
+
+/// What the environment asks for where neither the command line nor the script says it, of all three commands.
+#[test]
+fn the_environment_asks_as_the_man_pages_say() {
+    let cluster = shared::cluster();
+    let slurm = Links::install(cluster, ALICE, "slurm-environment");
+    let env = [
+        ("SBATCH_EXCLUSIVE", ""),
+        ("SBATCH_TIMELIMIT", "7"),
+        ("SBATCH_JOB_NAME", "asked"),
+        ("SBATCH_SIGNAL", "USR1@30"),
+        ("SBATCH_CONSTRAINT", "none,such"),
+        ("SBATCH_QOS", ""),
+    ];
+    // It never starts: it is looked at, and goes.
+    cluster.write(
+        ALICE,
+        "asked.sh",
+        "#!/bin/sh\n#SBATCH --hold -C ''\n#SBATCH --time=8\ntrue\n",
+    );
+    let id = slurm.with(&env, &["sbatch", "--parsable", "asked.sh"]).ok();
+    let job = cluster.show(id.trim());
+    assert_eq!(job["request"]["exclusive"], true, "{job}");
+    assert_eq!(
+        (&job["name"], &job["time_limit_seconds"]),
+        (&"asked".into(), &480.into())
+    );
+    slurm.ok(&["scancel", id.trim()]);
+    let wrong = [("SBATCH_GPUS", "many")];
+    let refused = slurm.with(&wrong, &["sbatch", "--hold", "--wrap", "true"]).run();
+    assert!(
+        refused.code == 1 && refused.stderr.contains("the variable SBATCH_GPUS: "),
+        "{refused}"
+    );
+
+    let told = "echo $SLURM_GPUS_ON_NODE $(squeue -h -j $SLURM_JOB_ID -o %l)";
+    let env = [
+        ("SALLOC_GRES", "gpu:1"),
+        ("SALLOC_TIMELIMIT", "3"),
+        ("SLURM_TIMELIMIT", "4"),
+    ];
+    let command = [&SMALL[..], &["sh", "-c", told]].concat();
+    let said = slurm.with(&env, &[&["salloc"][..], &command].concat()).ok();
+    assert_eq!(said, "1 3:00\n");
+    let said = slurm
+        .with(&env, &[&["salloc", "-t", "5", "--gpus=2"][..], &command].concat())
+        .ok();
+    assert_eq!(said, "2 5:00\n");
+    let said = slurm
+        .with(
+            &env,
+            &[
+                &["srun", "-n1"][..],
+                &SMALL,
+                &["sh", "-c", "squeue -h -j $SLURM_JOB_ID -o %l"],
+            ]
+            .concat(),
+        )
+        .ok();
+    assert_eq!(said, "4:00\n");
 }
 
 #[test]

@@ -4,28 +4,9 @@ use std::collections::BTreeSet;
 
 use carrel_tests::cluster::{Cluster, Options};
 use carrel_tests::terminal::Terminal;
-use carrel_tests::user::{ALICE, BOB, ROOT, User};
-use serde_json::Value;
+use carrel_tests::user::{ALICE, BOB, ROOT};
 
 use crate::shared::{self, SMALL};
-
-fn read(cluster: &Cluster, user: User, name: &str) -> String {
-    std::fs::read_to_string(cluster.sandbox().home(user).join(name)).unwrap_or_default()
-}
-
-fn submit(cluster: &Cluster, user: User, args: &[&str]) -> String {
-    let all = [&["submit", "--parsable"][..], args].concat();
-    cluster.carrel(user, all).ok().trim().to_owned()
-}
-
-fn until(cluster: &Cluster, id: &str, state: &str) -> Value {
-    let mut last = Value::Null;
-    cluster.ready(&format!("job {id} is {state}"), |this| {
-        last = this.json(ROOT, ["show", id]);
-        last["state"] == state
-    });
-    last
-}
 
 fn lines(text: &str) -> BTreeSet<String> {
     text.lines().map(str::to_owned).collect()
@@ -62,9 +43,9 @@ fn a_session_runs_steps() {
     // Files: each task's own, and one for all.
     run("carrel run -n 2 -o 'own-%j-%t.out' sh -c 'echo $SLURM_PROCID'").ok();
     let job = session.record()["job"]["id"].to_string();
-    assert_eq!(read(cluster, ALICE, &format!("own-{job}-1.out")), "1\n");
+    assert_eq!(cluster.read(ALICE, &format!("own-{job}-1.out")), "1\n");
     run("carrel run -n 2 --output=both.out sh -c 'echo x; echo y >&2'").ok();
-    let both = read(cluster, ALICE, "both.out");
+    let both = cluster.read(ALICE, "both.out");
     assert_eq!((both.lines().count(), lines(&both)), (4, lines("x\ny")), "{both}");
     run("carrel run -o /nowhere/x true")
         .run()
@@ -156,28 +137,27 @@ fn a_gangs_script_runs_steps_on_all_nodes() {
         carrel run -N2 -n2 -l seq 1 30000 | sort -n | md5sum > much.out\n\
         (seq 1 30000 | sed 's/^/0: /'; seq 1 30000 | sed 's/^/1: /') | sort -n | md5sum > expected.out\n\
         exit $code\n";
-    let path = cluster.sandbox().home(ALICE).join("gang.sh");
-    std::fs::write(&path, script).expect("a script");
-    let id = submit(&cluster, ALICE, &["gang.sh"]);
+    cluster.write(ALICE, "gang.sh", script);
+    let id = cluster.submit(ALICE, &["gang.sh"]);
     cluster.ready("the first steps are over", |this| {
         assert_ne!(
-            this.json(ROOT, ["show", &id])["state"],
+            this.show(&id)["state"],
             "FAILED",
             "{}",
-            read(this, ALICE, "gang.out")
+            this.read(ALICE, "gang.out")
         );
-        read(this, ALICE, "gang.ready") == "ready\n"
+        this.read(ALICE, "gang.ready") == "ready\n"
     });
-    let said = read(&cluster, ALICE, "gang.out");
+    let said = cluster.read(ALICE, "gang.out");
     for rank in 0..6 {
         let (node, local) = (rank / 2, rank % 2);
         let line = format!("{rank}: n{node} {node} {local} {rank}/6 2(x3)\n");
         assert!(said.contains(&line), "{line}{said}");
     }
     assert!(said.contains("n2: task 5: Exited with exit code 7"), "{said}");
-    assert_eq!(read(&cluster, ALICE, "gpus.out"), "2\n2\n2\n");
-    assert_eq!(read(&cluster, ALICE, "one.out"), "n2\n");
-    assert_eq!(read(&cluster, ALICE, "later.out"), "n1\nn2\n");
+    assert_eq!(cluster.read(ALICE, "gpus.out"), "2\n2\n2\n");
+    assert_eq!(cluster.read(ALICE, "one.out"), "n2\n");
+    assert_eq!(cluster.read(ALICE, "later.out"), "n1\nn2\n");
     // From the laptop, and nobody else from theirs.
     let outside = cluster
         .carrel(
@@ -215,19 +195,13 @@ fn a_gangs_script_runs_steps_on_all_nodes() {
     cluster.ready("the broker answers", |this| {
         this.carrel(ROOT, ["ps"]).run().code == 0
     });
-    let go = cluster.sandbox().home(ALICE).join("gang.go");
-    std::fs::write(go, "").expect("written");
-    let job = until(&cluster, &id, "FAILED");
-    assert_eq!(
-        job["exit_code"],
-        7,
-        "{job}: {}",
-        read(&cluster, ALICE, "gang.out")
-    );
-    assert_eq!(read(&cluster, ALICE, "again.out"), "again\n".repeat(6));
-    assert_eq!(read(&cluster, ALICE, "over.out"), "over\n".repeat(3));
-    let much = read(&cluster, ALICE, "much.out");
-    assert_eq!((much.len(), &much), (36, &read(&cluster, ALICE, "expected.out")));
+    cluster.write(ALICE, "gang.go", "");
+    let job = cluster.until(&id, "FAILED");
+    assert_eq!(job["exit_code"], 7, "{job}: {}", cluster.read(ALICE, "gang.out"));
+    assert_eq!(cluster.read(ALICE, "again.out"), "again\n".repeat(6));
+    assert_eq!(cluster.read(ALICE, "over.out"), "over\n".repeat(3));
+    let much = cluster.read(ALICE, "much.out");
+    assert_eq!((much.len(), &much), (36, &cluster.read(ALICE, "expected.out")));
     cluster
         .carrel(ALICE, ["run", "--job", &id, "true"])
         .run()

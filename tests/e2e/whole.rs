@@ -1,34 +1,9 @@
 //! Whole nodes, and jobs of unlike components, as scripts for Slurm ask for them.
 
-use std::path::Path;
-
 use carrel_tests::cluster::{Cluster, Options};
-use carrel_tests::user::{ALICE, BOB, ROOT, User};
-use serde_json::Value;
+use carrel_tests::user::{ALICE, BOB};
 
 use crate::shared::SMALL;
-
-fn read(cluster: &Cluster, user: User, name: &str) -> String {
-    std::fs::read_to_string(cluster.sandbox().home(user).join(name)).unwrap_or_default()
-}
-
-fn submit(cluster: &Cluster, user: User, args: &[&str]) -> String {
-    let all = [&["submit", "--parsable"][..], args].concat();
-    cluster.carrel(user, all).ok().trim().to_owned()
-}
-
-fn until(cluster: &Cluster, id: &str, state: &str) -> Value {
-    let mut last = Value::Null;
-    cluster.ready(&format!("job {id} is {state}"), |this| {
-        last = this.json(ROOT, ["show", id]);
-        last["state"] == state
-    });
-    last
-}
-
-fn write(path: &Path, text: &str) {
-    std::fs::write(path, text).expect("a file");
-}
 
 /// A job on a whole node has all of it, nothing else starts there, and what is used in part is not given as a whole.
 #[test]
@@ -37,68 +12,59 @@ fn a_whole_node_is_one_jobs() {
         hosts: vec![Some("hgx-h100"), Some("hgx-h100")],
         ..Options::default()
     });
-    let home = cluster.sandbox().home(ALICE);
     let beside = cluster.open(BOB, "beside", &[&["--gpus", "1"][..], &SMALL].concat());
     let record = beside.record();
     let taken = record["job"]["nodes"][0]["node"]
         .as_str()
         .expect("a node")
         .to_owned();
-    write(
-        &home.join("whole.sh"),
+    cluster.write(
+        ALICE,
+        "whole.sh",
         "#!/bin/sh\n\
          #SBATCH --exclusive --gpus-per-node=2 -o whole.out\n\
          echo $SLURMD_NODENAME $SLURM_CPUS_ON_NODE $SLURM_GPUS_ON_NODE\n\
          until [ -e whole.go ]; do sleep 0.1; done\n",
     );
-    let whole = submit(&cluster, ALICE, &["whole.sh"]);
-    let record = until(&cluster, &whole, "RUNNING");
+    let whole = cluster.submit(ALICE, &["whole.sh"]);
+    let record = cluster.until(&whole, "RUNNING");
     let other = if taken == "n0" { "n1" } else { "n0" };
     assert_eq!(record["nodes"][0]["node"], other);
     assert_eq!(record["nodes"][0]["gpus"].as_array().map(Vec::len), Some(8));
     assert_eq!(record["request"]["exclusive"], true);
     cluster.ready("it says what it has", |this| {
-        read(this, ALICE, "whole.out") == format!("{other} 104 8\n")
+        this.read(ALICE, "whole.out") == format!("{other} 104 8\n")
     });
     // The rest of the other node is for whoever does not ask for all of it.
-    let second = submit(
-        &cluster,
-        ALICE,
-        &["--exclusive", "--gpus-per-node", "1", "--", "true"],
-    );
-    let waits = until(&cluster, &second, "PENDING");
+    let second = cluster.submit(ALICE, &["--exclusive", "--gpus-per-node", "1", "--", "true"]);
+    let waits = cluster.until(&second, "PENDING");
     let why = waits["reason"].as_str().unwrap_or_default();
     assert!(why.contains("not idle on 2 nodes"), "{why}");
-    let small = submit(
-        &cluster,
+    let small = cluster.submit(
         ALICE,
         &[&["--gpus", "1", "-t", "1"][..], &SMALL, &["--", "true"]].concat(),
     );
     assert_eq!(
-        until(&cluster, &small, "COMPLETED")["nodes"][0]["node"],
+        cluster.until(&small, "COMPLETED")["nodes"][0]["node"],
         taken.as_str()
     );
-    let there = submit(
-        &cluster,
-        ALICE,
-        &[&["-w", other][..], &SMALL, &["--", "true"]].concat(),
-    );
-    until(&cluster, &there, "PENDING");
+    let there = cluster.submit(ALICE, &[&["-w", other][..], &SMALL, &["--", "true"]].concat());
+    cluster.until(&there, "PENDING");
     // All of a node's memory is nobody else's either.
-    let memory = submit(&cluster, ALICE, &["-w", &taken, "--mem=0", "-c1", "--", "true"]);
-    let waits = until(&cluster, &memory, "PENDING");
+    let memory = cluster.submit(ALICE, &["-w", &taken, "--mem=0", "-c1", "--", "true"]);
+    let waits = cluster.until(&memory, "PENDING");
     let why = waits["reason"].as_str().unwrap_or_default();
     assert!(why.contains("not all of the memory free"), "{why}");
     cluster
         .carrel(ALICE, ["submit", "--exclusive", "--gpus", "0.5", "--", "true"])
         .run()
         .fails(2, &["whole nodes"]);
-    write(&home.join("whole.go"), "");
+    cluster.write(ALICE, "whole.go", "");
     for id in [&whole, &there, &second] {
-        until(&cluster, id, "COMPLETED");
+        cluster.until(id, "COMPLETED");
     }
     drop(beside);
-    until(&cluster, &memory, "COMPLETED");
+    cluster.until(&memory, "COMPLETED");
 }
 
 /// A script's components get nodes of their own; its steps run on one, on several, or a program on each.
@@ -108,10 +74,7 @@ fn a_script_of_components_runs_steps_on_each() {
         hosts: vec![Some("hgx-h100"), Some("hgx-h100"), None],
         ..Options::default()
     });
-    let home = cluster.sandbox().home(ALICE);
-    write(
-        &home.join("coupled.sh"),
-        "#!/bin/sh\n\
+    cluster.write(ALICE, "coupled.sh", "#!/bin/sh\n\
          #SBATCH -J coupled -n1 -c2 --mem=512M -o coupled.out\n\
          #SBATCH hetjob\n\
          #SBATCH -N2 --ntasks-per-node=1 --gpus-per-node=2 -c1 --mem=512M\n\
@@ -123,13 +86,13 @@ fn a_script_of_components_runs_steps_on_each() {
          srun --het-group=2 true 2> wrong.out; echo $? >> wrong.out\n\
          srun --mem=900G true 2> memory.out; echo $? >> memory.out\n",
     );
-    let id = submit(&cluster, ALICE, &["coupled.sh"]);
-    let record = until(&cluster, &id, "COMPLETED");
+    let id = cluster.submit(ALICE, &["coupled.sh"]);
+    let record = cluster.until(&id, "COMPLETED");
     assert_eq!(record["request"]["more"][0]["nodes"], 2);
-    assert_eq!(read(&cluster, ALICE, "coupled.out"), "2 n2 n[0-1] 2\n");
-    assert_eq!(read(&cluster, ALICE, "own.out"), "0: n2\n");
+    assert_eq!(cluster.read(ALICE, "coupled.out"), "2 n2 n[0-1] 2\n");
+    assert_eq!(cluster.read(ALICE, "own.out"), "0: n2\n");
     let sorted = |name: &str| {
-        let text = read(&cluster, ALICE, name);
+        let text = cluster.read(ALICE, name);
         let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
         lines.sort();
         lines
@@ -140,12 +103,12 @@ fn a_script_of_components_runs_steps_on_each() {
         sorted("programs.out"),
         ["0: server n2 0", "1: worker n0 1", "2: worker n1 2"]
     );
-    let wrong = read(&cluster, ALICE, "wrong.out");
+    let wrong = cluster.read(ALICE, "wrong.out");
     assert!(
         wrong.contains("the job has 2 components") && wrong.ends_with("\n1\n"),
         "{wrong}"
     );
-    let memory = read(&cluster, ALICE, "memory.out");
+    let memory = cluster.read(ALICE, "memory.out");
     assert!(
         memory.contains("Memory required by task is not available") && memory.ends_with("\n1\n"),
         "{memory}"
@@ -165,9 +128,9 @@ fn a_script_of_components_runs_steps_on_each() {
         "-c",
         "echo $SLURM_HET_SIZE :",
     ];
-    let id = submit(&cluster, ALICE, &line);
-    until(&cluster, &id, "COMPLETED");
-    assert_eq!(read(&cluster, ALICE, "line.out"), "2 :\n");
+    let id = cluster.submit(ALICE, &line);
+    cluster.until(&id, "COMPLETED");
+    assert_eq!(cluster.read(ALICE, "line.out"), "2 :\n");
     cluster
         .carrel(ALICE, ["submit", "-t", "5", ":", "-t", "6", "--", "true"])
         .run()
@@ -194,4 +157,16 @@ fn a_script_of_components_runs_steps_on_each() {
     let mut lines: Vec<&str> = said.lines().collect();
     lines.sort_unstable();
     assert_eq!(lines, ["0: a", "1: b"]);
+    // In an allocation that somebody sits in front of.
+    let options = "-c1 --mem=512M : -N2 --ntasks-per-node=1 -c1 --mem=512M --gpus-per-node=1";
+    let steps = "echo $SLURM_HET_SIZE $SLURM_JOB_NODELIST_HET_GROUP_0 $SLURM_JOB_NODELIST_HET_GROUP_1; \
+        srun -l --het-group=1 sh -c 'echo $SLURMD_NODENAME $SLURM_GPUS_ON_NODE'";
+    for verb in [&["alloc"][..], &["slurm", "salloc"]] {
+        let words = [verb, &options.split(' ').collect::<Vec<_>>()].concat();
+        // Only of our own a command stands behind "--" alone.
+        let said = cluster.carrel(ALICE, words).args(["--", "sh", "-c", steps]).ok();
+        let mut lines: Vec<&str> = said.lines().collect();
+        lines.sort_unstable();
+        assert_eq!(lines, ["0: n0 1", "1: n1 1", "2 n2 n[0-1]"], "{verb:?}");
+    }
 }

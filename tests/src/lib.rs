@@ -7,6 +7,7 @@
 pub mod chaos;
 pub mod cluster;
 pub mod image;
+pub mod jobs;
 pub mod process;
 pub mod programs;
 pub mod provider;
