@@ -4,7 +4,7 @@ use carrel_proto::v1;
 use carrel_proto::v1::gpu_unit_request::Unit;
 
 use crate::connect::Client;
-use crate::error::{CliError, Context as _, Result};
+use crate::error::{CliError, Context as _, Kind, Result};
 use crate::output::{self, visible};
 use crate::request::{Cpus, Memory};
 use crate::signals::{Signal, Signals};
@@ -29,6 +29,67 @@ pub async fn of(client: &mut Client, spec: &v1::SessionSpec) -> Result<v1::Plan>
         spec: Some(spec.clone()),
     };
     Ok(client.plan_session(request).await?.into_inner())
+}
+
+/// Where several partitions are named, the one is taken in which it would start first as things stand, of equals the
+/// first that is named. What is to be said of it.
+///
+/// # Errors
+/// It could be in none of them: what is wrong in the first.
+pub async fn settle_partition(client: &mut Client, spec: &mut v1::SessionSpec) -> Result<Option<String>> {
+    let named = spec.terms.as_ref().map(|terms| terms.partition.clone());
+    let Some(named) = named.filter(|named| named.contains(',')) else {
+        return Ok(None);
+    };
+    let set = |spec: &mut v1::SessionSpec, partition: &str| {
+        spec.terms.get_or_insert_default().partition = partition.to_owned();
+    };
+    let mut best: Option<(i64, &str)> = None;
+    let mut wrong: Option<CliError> = None;
+    for partition in named.split(',') {
+        set(spec, partition);
+        match of(client, spec).await {
+            Ok(plan) => {
+                let start = start(&plan);
+                if best.is_none_or(|(other, _)| start < other) {
+                    best = Some((start, partition));
+                }
+            }
+            Err(error) if error.kind == Kind::Unreachable => return Err(error),
+            Err(error) => {
+                wrong.get_or_insert(error);
+            }
+        }
+    }
+    match (best, wrong) {
+        (Some((_, partition)), _) => {
+            set(spec, partition);
+            Ok(Some(format!(
+                "of {named} it is in {partition}, where it would start first"
+            )))
+        }
+        (None, Some(error)) => Err(error),
+        (None, None) => Ok(None),
+    }
+}
+
+/// The same inside of a job, which submits to no other partition than its own: that one, where it is named.
+pub fn settle_partition_inside(spec: &mut v1::SessionSpec, own: Option<&str>) {
+    let Some(terms) = spec.terms.as_mut().filter(|terms| terms.partition.contains(',')) else {
+        return;
+    };
+    let mut named = terms.partition.split(',');
+    let taken = own.filter(|own| named.clone().any(|one| one == *own));
+    terms.partition = taken.or_else(|| named.next()).unwrap_or_default().to_owned();
+}
+
+/// When what is asked for would start, Unix milliseconds: the least is now, the greatest is that nobody can say.
+fn start(plan: &v1::Plan) -> i64 {
+    match plan.choices.first() {
+        Some(asked) if asked.now => i64::MIN,
+        Some(asked) => asked.start_ms.unwrap_or(i64::MAX),
+        None => i64::MAX,
+    }
 }
 
 /// A person's answer.

@@ -1,6 +1,7 @@
 //! What a session is to be: the flags that `alloc` and `open` share.
 
 mod idle;
+mod pyxis;
 mod tasks;
 mod terms;
 mod whole;
@@ -60,22 +61,31 @@ pub struct RequestArgs {
     #[arg(short = 't', long, value_name = "TIME", value_parser = units::parse_time, allow_hyphen_values = true)]
     pub time: Option<Duration>,
     /// Container image [default: the config's, or the cluster's]
-    #[arg(long, value_name = "IMAGE")]
+    #[arg(long, alias = "container-image", value_name = "IMAGE", value_parser = pyxis::parse_image)]
     pub image: Option<String>,
     /// A variable for every process; may be repeated
     #[arg(long, value_name = "NAME=VALUE", value_parser = parse_variable)]
     pub env: Vec<v1::EnvVar>,
     /// Where logins and commands start [default: the home]
-    #[arg(short = 'D', long, visible_alias = "chdir", value_name = "DIR")]
+    #[arg(
+        short = 'D',
+        long,
+        visible_alias = "chdir",
+        alias = "container-workdir",
+        value_name = "DIR"
+    )]
     pub workdir: Option<String>,
     /// A directory of the nodes, as the cluster's policy allows; may be repeated
     #[arg(long, value_name = "SRC[:DST][:ro]", value_parser = parse_mount)]
     pub mount: Vec<v1::Mount>,
+    /// Directories of the nodes, as users of Pyxis write them
+    #[arg(long, value_name = "SRC:DST[:FLAGS][,…]", value_delimiter = ',', value_parser = pyxis::parse_mount)]
+    pub container_mounts: Vec<v1::Mount>,
     /// Be root in the container, as for `apt-get install`; outside, and in your home, you stay yourself
-    #[arg(long, overrides_with = "no_root")]
+    #[arg(long, alias = "container-remap-root", overrides_with = "no_root")]
     pub root: bool,
     /// Be yourself in a session that was started with --root before; its files stay
-    #[arg(long, overrides_with = "root")]
+    #[arg(long, alias = "no-container-remap-root", overrides_with = "root")]
     pub no_root: bool,
     /// Before the deadline, send SIG to everything but the shells of terminals, or with B: to these alone
     /// [default time: 60]
@@ -145,6 +155,7 @@ impl RequestArgs {
             ("--env", !self.env.is_empty()),
             ("--workdir", self.workdir.is_some()),
             ("--mount", !self.mount.is_empty()),
+            ("--container-mounts", !self.container_mounts.is_empty()),
             ("--root", self.root),
             ("--no-root", self.no_root),
             ("--signal", self.signal.is_some()),
@@ -173,6 +184,9 @@ impl RequestArgs {
         forget(&mut terms.nice, own.nice.as_ref());
         other.env.retain(|one| !self.env.contains(one));
         other.mount.retain(|one| !self.mount.contains(one));
+        other
+            .container_mounts
+            .retain(|one| !self.container_mounts.contains(one));
         other.root &= !self.root;
         other.no_root &= !self.no_root;
         other.of_the_whole()
@@ -216,6 +230,7 @@ impl RequestArgs {
             env,
             workdir,
             mount,
+            container_mounts,
             root,
             no_root,
             signal,
@@ -229,8 +244,8 @@ impl RequestArgs {
         if *constraints != ConstraintArgs::default() || !more.is_empty() || signal.is_some() {
             return false;
         }
-        if !tasks.is_empty() || !env.is_empty() || workdir.is_some() || !mount.is_empty() || *root || *no_root
-        {
+        let mounts = mount.is_empty() && container_mounts.is_empty();
+        if !tasks.is_empty() || !env.is_empty() || workdir.is_some() || !mounts || *root || *no_root {
             return false;
         }
         let counts = nodes.or(*cpus).is_none() && gpus.is_none() && gpus_per_node.is_none();
@@ -310,7 +325,7 @@ impl RequestArgs {
         if let Some(workdir) = &self.workdir {
             base.workdir.clone_from(workdir);
         }
-        for mount in &self.mount {
+        for mount in self.mount.iter().chain(&self.container_mounts) {
             base.mounts.retain(|known| known.target != mount.target);
             base.mounts.push(mount.clone());
         }

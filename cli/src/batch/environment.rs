@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use carrel_core::model::host_list;
 use carrel_proto::v1;
 use clap::ArgMatches;
 use clap::parser::ValueSource;
@@ -332,7 +333,6 @@ pub fn of_tasks(tasks: &TaskArgs, nodes: u32) -> Vec<v1::EnvVar> {
     let all = tasks
         .ntasks
         .or_else(|| per_node.map(|each| each.saturating_mul(nodes)));
-    let each = per_node.or_else(|| all.map(|all| all.div_ceil(nodes)));
     let mut env = Vec::new();
     let mut put = |name: &str, value: Option<u32>| {
         env.extend(value.map(|value| v1::EnvVar {
@@ -345,14 +345,12 @@ pub fn of_tasks(tasks: &TaskArgs, nodes: u32) -> Vec<v1::EnvVar> {
     put("SLURM_NTASKS_PER_NODE", per_node);
     put("SLURM_CPUS_PER_TASK", tasks.cpus_per_task);
     put("SLURM_CPUS_PER_GPU", tasks.cpus_per_gpu);
-    let each = each.unwrap_or(1);
+    // One after the other as long as there are some left: those that come first have one more.
+    let (each, more) = all.map_or((1, 0), |all| (all / nodes, all % nodes));
+    let counts: Vec<u32> = (0..nodes).map(|node| each + u32::from(node < more)).collect();
     env.push(v1::EnvVar {
         name: "SLURM_TASKS_PER_NODE".to_owned(),
-        value: if nodes > 1 {
-            format!("{each}(x{nodes})")
-        } else {
-            each.to_string()
-        },
+        value: host_list::in_short(&counts),
     });
     env
 }

@@ -214,12 +214,18 @@ pub struct NotedArgs {
     /// refused: --image names the image
     #[arg(long, hide = true, value_name = "X", value_parser = |_: &str| refused("--image names the image"))]
     container_id: Option<String>,
-    /// refused: --image names the image
-    #[arg(long, hide = true, value_name = "X", value_parser = |_: &str| refused("--image names the image"))]
-    container_image: Option<String>,
-    /// refused: --mount takes directories
-    #[arg(long, hide = true, value_name = "X", value_parser = |_: &str| refused("--mount takes directories"))]
-    container_mounts: Option<String>,
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    container_mount_home: Option<String>,
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    no_container_mount_home: Option<String>,
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    container_writable: Option<String>,
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    no_container_entrypoint: Option<String>,
+    #[arg(long, hide = true, value_name = "NAME")]
+    container_name: Option<String>,
+    #[arg(long, hide = true, value_name = "NAMES")]
+    container_env: Option<String>,
     /// refused: --export names variables
     #[arg(long, hide = true, value_name = "X", value_parser = |_: &str| refused("--export names variables"))]
     export_file: Option<String>,
@@ -333,20 +339,36 @@ impl NotedArgs {
             ("--resv-ports", &self.resv_ports, "ports are the job's to choose"),
             ("--extra", &self.extra, "it is not kept"),
             ("--context", &self.context, "there are no labels of that kind"),
+            (
+                "--container-mount-home",
+                &self.container_mount_home,
+                "the home is there",
+            ),
+            (
+                "--no-container-mount-home",
+                &self.no_container_mount_home,
+                "the home is there",
+            ),
+            (
+                "--container-writable",
+                &self.container_writable,
+                "it can be written in",
+            ),
+            (
+                "--no-container-entrypoint",
+                &self.no_container_entrypoint,
+                "an image's entrypoint is not run",
+            ),
+            (
+                "--container-name",
+                &self.container_name,
+                "a job has one container on each node, with all of its steps",
+            ),
+            ("--container-env", &self.container_env, "--export names variables"),
             // Reading these fails before.
             ("--licenses", &self.licenses, "there are no licenses"),
             ("--container", &self.container, "--image names the image"),
             ("--container-id", &self.container_id, "--image names the image"),
-            (
-                "--container-image",
-                &self.container_image,
-                "--image names the image",
-            ),
-            (
-                "--container-mounts",
-                &self.container_mounts,
-                "--mount takes directories",
-            ),
             ("--export-file", &self.export_file, "--export names variables"),
             (
                 "--gpus-per-socket",

@@ -93,6 +93,9 @@ pub async fn run(context: &Context, args: AllocArgs) -> Result<u8> {
     let mut signals = Signals::catch()?;
     let address = context.address()?;
     let mut client = crate::connect::connect(&address).await?;
+    if let Some(note) = plan::settle_partition(&mut client, &mut spec).await? {
+        say(format_args!("carrel: {note}"));
+    }
     if args.test_only {
         let plan = plan::of(&mut client, &spec).await?;
         let printed = if context.json() {
@@ -184,6 +187,9 @@ impl Allocation {
         }
         let address = context.address()?;
         let mut client = crate::connect::connect(&address).await?;
+        if let Some(note) = plan::settle_partition(&mut client, &mut spec).await? {
+            say(format_args!("carrel: {note}"));
+        }
         let request = v1::OpenSessionRequest {
             ephemeral: name.is_none(),
             name: name.unwrap_or_default(),

@@ -19,7 +19,7 @@ use crate::ssh::{client, include};
 use crate::start::StartArgs;
 use crate::terminal::say;
 use crate::wait::{self, End, Limit};
-use crate::{output, view};
+use crate::{output, plan, view};
 
 /// Find or create a named session, and open an editor in it.
 ///
@@ -215,7 +215,7 @@ async fn find_or_create(
         Err(status) if status.code() == tonic::Code::NotFound => None,
         Err(status) => return Err(status.into()),
     };
-    let spec = match &existing {
+    let mut spec = match &existing {
         None => {
             let base = v1::SessionSpec {
                 image: context.config.image.clone().unwrap_or_default(),
@@ -239,6 +239,11 @@ async fn find_or_create(
             Some(spec)
         }
     };
+    if let Some(spec) = &mut spec
+        && let Some(note) = plan::settle_partition(client, spec).await?
+    {
+        say(format_args!("carrel: {note}"));
+    }
     let request = v1::OpenSessionRequest {
         name,
         spec,

@@ -271,13 +271,54 @@ pub async fn run(context: &Context, mut args: RunArgs) -> Result<u8> {
     let mut signals = Signals::catch()?;
     if let Some(named) = &args.job {
         let place = of_job(context, named).await?;
+        in_its_container(context, &args, place.job).await?;
         return Box::pin(step(context, &args, place, &mut signals)).await;
     }
     if context.is_inside() {
         let place = inside(context).await?;
+        in_its_container(context, &args, place.job).await?;
         return Box::pin(step(context, &args, place, &mut signals)).await;
     }
     alone(context, &args, &mut signals).await
+}
+
+/// A step runs in the containers that its job has.
+///
+/// # Errors
+/// It asks for another image, or for a directory that is not there.
+async fn in_its_container(context: &Context, args: &RunArgs, job: u64) -> Result<()> {
+    let all = std::iter::once(args).chain(&args.others);
+    for request in all.map(|args| &args.request) {
+        if let Some(wanted) = &request.image {
+            let mut client = context.client().await?;
+            let of_job = v1::GetJobRequest {
+                id: job,
+                tasks: String::new(),
+            };
+            let image = client.get_job(of_job).await?.into_inner().image;
+            if image != *wanted {
+                return Err(CliError::usage(format!(
+                    "a step runs in its job's containers: those of job {job} are of {image}, not of {wanted}"
+                ))
+                .hint(format!(
+                    "name it where the job is asked for: --image {wanted}, or #SBATCH --container-image={wanted}"
+                )));
+            }
+        }
+        let mounts = request.mount.iter().chain(&request.container_mounts);
+        let missing = |mount: &&v1::Mount| context.is_inside() && !Path::new(&mount.target).exists();
+        if let Some(mount) = mounts.into_iter().find(missing) {
+            let target = &mount.target;
+            return Err(CliError::usage(format!(
+                "a step runs in its job's containers, and those of job {job} have no {target}"
+            ))
+            .hint(format!(
+                "name it where the job is asked for: --mount {}:{target}",
+                mount.source
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// The allocation of a job that runs.

@@ -183,8 +183,16 @@ pub async fn run_as(context: &Context, args: SubmitArgs, face: Face) -> Result<u
         say(format_args!("carrel: {note}"));
     }
     let image = context.config.image.clone().unwrap_or_default();
-    let spec = spec(image, &options, &here, &own)?;
+    let mut spec = spec(image, &options, &here, &own)?;
     let mut client = context.client().await?;
+    if context.is_inside() {
+        let partition = own.get("SLURM_JOB_PARTITION");
+        plan::settle_partition_inside(&mut spec, partition.map(String::as_str));
+    } else if let Some(note) = plan::settle_partition(&mut client, &mut spec).await?
+        && !quiet
+    {
+        say(format_args!("carrel: {note}"));
+    }
     if options.test_only {
         let plan = plan::of(&mut client, &spec).await?;
         if face != Face::Carrel {

@@ -145,14 +145,15 @@ impl TaskArgs {
         let Some(tasks) = self.ntasks else {
             return Ok(self.ntasks_per_node);
         };
-        let plural = if tasks == 1 { "" } else { "s" };
-        if tasks % nodes != 0 {
+        if tasks % nodes != 0 && (tasks < nodes || self.gpus_per_task.is_some()) {
+            // Of CPUs and memory every node may have what the fullest needs; GPUs are too dear for that.
+            let plural = if tasks == 1 { "" } else { "s" };
             return Err(CliError::usage(format!(
                 "{tasks} task{plural} cannot be spread evenly over {nodes} nodes"
             ))
             .hint("every node gets the same: let -n be a multiple of the nodes, or say --ntasks-per-node"));
         }
-        let each = tasks / nodes;
+        let each = tasks.div_ceil(nodes);
         match self.ntasks_per_node {
             Some(most) if each > most => Err(CliError::usage(format!(
                 "{tasks} tasks on {nodes} nodes are {each} on each, and --ntasks-per-node {most} allows fewer"
@@ -208,6 +209,10 @@ mod tests {
         assert_eq!(asked("-N 2 -n 8 -c 3"), (2, 0, 12, 0));
         assert_eq!(asked("-n 8 --ntasks-per-node 4 -c 2"), (2, 0, 8, 0));
         assert_eq!(asked("-N 4 -n 8 --ntasks-per-node 4 -c 2"), (4, 0, 4, 0));
+        // Every node has what the fullest needs.
+        assert_eq!(asked("-N 2 -n 5 -c 2"), (2, 0, 6, 0));
+        assert_eq!(asked("-n 7 --ntasks-per-node 3"), (3, 0, 3, 0));
+        assert_eq!(asked("-N 2 -n 5 --gpus-per-node 4"), (2, 4, 0, 0));
         assert_eq!(asked("-n 2 --ntasks-per-node 8 -c 2"), (1, 0, 4, 0));
         assert_eq!(asked("--ntasks-per-node 2 --cpus-per-task 5"), (1, 0, 10, 0));
         assert_eq!(asked("--cpus 5 -n 2"), (1, 0, 5, 0));
@@ -289,11 +294,18 @@ mod tests {
     fn contradictions_are_refused_in_one_sentence() {
         let refused = |line: &str| spec(line).expect_err(line).to_string();
         for (line, part) in [
-            ("-N 2 -n 5", "5 tasks cannot be spread evenly over 2 nodes"),
+            (
+                "-N 2 -n 5 --gpus-per-task 1",
+                "5 tasks cannot be spread evenly over 2 nodes",
+            ),
             ("-w gpu[1-2] -n 1", "1 task cannot be spread evenly over 2 nodes"),
             (
-                "-n 7 --ntasks-per-node 3",
+                "-n 7 --ntasks-per-node 3 --gpus-per-task 1",
                 "7 tasks cannot be spread evenly over 3 nodes",
+            ),
+            (
+                "-N 2 -n 5 --ntasks-per-node 2",
+                "5 tasks on 2 nodes are 3 on each, and --ntasks-per-node 2 allows fewer",
             ),
             (
                 "-N 2 -n 8 --ntasks-per-node 2",

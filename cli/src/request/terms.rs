@@ -12,7 +12,7 @@ pub struct TermsArgs {
     /// Quality of service [default: the partition's, or normal]
     #[arg(short = 'q', long, value_name = "QOS")]
     pub qos: Option<String>,
-    /// Part of the cluster [default: the cluster's default]
+    /// Part of the cluster; of several that one is taken in which it would start first [default: the cluster's default]
     #[arg(short = 'p', long, value_name = "PARTITION", value_parser = parse_partition)]
     pub partition: Option<String>,
     /// Reservation that it waits for and runs in; it ends when that does ["none": in none]
@@ -23,12 +23,18 @@ pub struct TermsArgs {
     pub nice: Option<i32>,
 }
 
-/// Slurm takes several, and the one in which it would start first.
+/// One, or several with ',' between them, each once.
 fn parse_partition(text: &str) -> Result<String, String> {
-    if text.contains(',') {
-        return Err("a job waits in one partition: name one of them".to_owned());
+    let mut names: Vec<&str> = Vec::new();
+    for name in text.split(',').map(str::trim) {
+        if name.is_empty() && text.contains(',') {
+            return Err("there is a partition without a name".to_owned());
+        }
+        if !names.contains(&name) {
+            names.push(name);
+        }
     }
-    Ok(text.to_owned())
+    Ok(names.join(","))
 }
 
 impl TermsArgs {

@@ -135,6 +135,12 @@ fn write_request(told: &mut String, request: &v1::SubmitJobRequest) {
         )
     });
     line("signal", &signal.unwrap_or_default());
+    line("image", &spec.image);
+    let mounts = spec.mounts.iter().map(|mount| {
+        let ro = some(mount.read_only, || ":ro".to_owned());
+        format!("{}:{}{ro}", mount.source, mount.target)
+    });
+    line("mounts", &mounts.collect::<Vec<_>>().join(" | "));
     line("directory", &some(spec.workdir != "/here", || spec.workdir));
     line("output", &request.stdout);
     line("errors", &request.stderr);

@@ -186,14 +186,15 @@ pub(super) fn slots(job: &Job, part: &NodeAllocation) -> u32 {
     asked.unwrap_or(part.gpus.len() as u32).max(1)
 }
 
-/// The tasks of each node, where a number of tasks was asked for: "4(x2)" stands for four.
+/// The tasks that each node has room for, where a number of tasks was asked for: "4(x2)" stands for four, and so does
+/// "4,3".
 fn tasks_per_node(env: &BTreeMap<String, String>) -> Option<u32> {
     let asked = ["SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"];
     if !asked.iter().any(|name| env.contains_key(*name)) {
         return None;
     }
     let each = env.get(TASKS_PER_NODE)?;
-    each.split('(').next()?.parse().ok()
+    each.split(['(', ',']).next()?.parse().ok()
 }
 
 /// Where a job's processes meet: jobs that follow each other meet at different ports.
@@ -220,6 +221,10 @@ mod tests {
         assert_eq!(
             tasks(&[("SLURM_NTASKS_PER_NODE", "2"), ("SLURM_TASKS_PER_NODE", "2")]),
             Some(2)
+        );
+        assert_eq!(
+            tasks(&[("SLURM_NTASKS", "7"), ("SLURM_TASKS_PER_NODE", "4,3")]),
+            Some(4)
         );
         assert_eq!(
             tasks(&[("SLURM_TASKS_PER_NODE", "1(x2)")]),

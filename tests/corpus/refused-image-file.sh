@@ -1,0 +1,3 @@
+#!/bin/bash
+#SBATCH --container-image=/images/torch.sqsh
+srun ./train
