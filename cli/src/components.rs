@@ -132,7 +132,7 @@ fn programs(words: &[String], verb: usize) -> Result<Cli, clap::Error> {
     if let Command::Run(first) = &mut cli.command {
         for other in parsed {
             if let Command::Run(other) = other?.command {
-                if let Some(flag) = run::of_the_step(&other) {
+                if let Some(flag) = run::said_otherwise(first, &other) {
                     let text = format!("{flag} is said of the whole step: write it before the first ':'\n");
                     return Err(Cli::command().error(ErrorKind::ArgumentConflict, text));
                 }
@@ -225,12 +225,17 @@ mod tests {
         for line in ["carrel run sh -c :", "carrel run -- a : b"] {
             assert!(run(line).others.is_empty(), "{line}");
         }
-        let args = "carrel run a : --label b"
-            .split(' ')
-            .map(OsString::from)
-            .collect();
-        let error = parse(args).expect_err("of the step").to_string();
-        assert!(error.contains("--label"), "{error}");
+        let step =
+            run("carrel run -o a.%j -p all -K1 ./a : -o b.%j -e b.err -p all --label --wait=60 -K1 ./b");
+        assert_eq!(step.others[0].stderr.as_deref(), Some("b.err"));
+        for (line, flag) in [
+            ("carrel run a : --pty b", "--pty"),
+            ("carrel run -p all a : -p other b", "--partition"),
+        ] {
+            let args = line.split(' ').map(OsString::from).collect();
+            let error = parse(args).expect_err("of the step").to_string();
+            assert!(error.contains(flag), "{error}");
+        }
     }
 
     #[test]

@@ -192,6 +192,20 @@ impl RequestArgs {
         other.of_the_whole()
     }
 
+    /// As `--ntasks-per-gpu` has it: counts the tasks by the GPUs that are asked for, or the GPUs by the tasks.
+    pub fn count_by_gpus(&mut self, each: u32) {
+        let tasks = &mut self.tasks;
+        match (&self.gpus_per_node, &self.gpus, tasks.ntasks) {
+            (_, _, None) if tasks.ntasks_per_node.is_some() => {}
+            (Some(gpus), _, None) => tasks.ntasks_per_node = Some(gpus.count.saturating_mul(each).max(1)),
+            (None, Some(gpus), None) => tasks.ntasks = Some(gpus.count.saturating_mul(each).max(1)),
+            (None, None, Some(tasks)) => {
+                self.gpus = units::parse_gpus(&tasks.div_ceil(each).to_string()).ok()
+            }
+            _ => {}
+        }
+    }
+
     /// Keeps what is said of the nodes alone.
     pub fn drop_what_is_of_the_whole(&mut self) {
         *self = Self {

@@ -83,6 +83,10 @@ fn a_script_of_components_runs_steps_on_each() {
          srun -l --het-group=1 sh -c 'echo $SLURMD_NODENAME $SLURM_GPUS_ON_NODE' > other.out\n\
          srun -l --het-group=0,1 sh -c 'echo $SLURMD_NODENAME $SLURM_NTASKS' > both.out\n\
          srun -l sh -c 'echo server $SLURMD_NODENAME $SLURM_PROCID' : sh -c 'echo worker $SLURMD_NODENAME $SLURM_PROCID' > programs.out\n\
+         srun --output=a-\"$SLURM_JOB_ID\".out --error=a.err --wait=60 --kill-on-bad-exit=1 --export=ALL,WHO=a \
+           sh -c 'echo $WHO $SLURMD_NODENAME; echo of a >&2' : \
+           --output=b-\"$SLURM_JOB_ID\".out --error=b.err --wait=60 --kill-on-bad-exit=1 --export=ALL,WHO=b \
+           sh -c 'echo $WHO $SLURMD_NODENAME; echo of b >&2'\n\
          srun --het-group=2 true 2> wrong.out; echo $? >> wrong.out\n\
          srun --mem=900G true 2> memory.out; echo $? >> memory.out\n",
     );
@@ -102,6 +106,13 @@ fn a_script_of_components_runs_steps_on_each() {
     assert_eq!(
         sorted("programs.out"),
         ["0: server n2 0", "1: worker n0 1", "2: worker n1 2"]
+    );
+    // Each program with files of its own, as TorchX has them.
+    assert_eq!(sorted(&format!("a-{id}.out")), ["a n2"]);
+    assert_eq!(sorted(&format!("b-{id}.out")), ["b n0", "b n1"]);
+    assert_eq!(
+        (sorted("a.err"), sorted("b.err").len()),
+        (vec!["of a".to_owned()], 2)
     );
     let wrong = cluster.read(ALICE, "wrong.out");
     assert!(

@@ -22,7 +22,7 @@ use crate::step::groups::{Groups, chosen, deal};
 use crate::step::layout::{Asked, Distribution, Node, Part};
 use crate::step::link::{Doors, Ticket};
 use crate::step::master::{Input, Step};
-use crate::step::output::Place;
+use crate::step::output::{OfTasks, Place};
 use crate::step::signals::Signals;
 use crate::step::{file_name, master, programs, window};
 use crate::terminal;
@@ -131,6 +131,9 @@ pub struct RunArgs {
     /// GPUs on each node, as Slurm writes them: gpu:4, none
     #[arg(long, value_name = "gpu[:MODEL]:K", value_parser = parse_step_gres, conflicts_with_all = ["gpus", "gpus_per_node"], help_heading = "The step")]
     pub gres: Option<StepGres>,
+    /// Tasks for each GPU that the step may have
+    #[arg(long, value_name = "N", value_parser = units::parse_count, help_heading = "The step")]
+    pub ntasks_per_gpu: Option<u32>,
     /// Name of the allocation, if it needs one
     #[arg(
         short = 'J',
@@ -163,29 +166,46 @@ pub struct RunArgs {
     pub of_first_group: bool,
 }
 
-/// A flag that is given, and is said of a whole step and not of one of its programs.
-pub fn of_the_step(args: &RunArgs) -> Option<&'static str> {
+/// A flag of a later program of a step that is said of the whole step, and not as of the first program.
+pub fn said_otherwise(first: &RunArgs, other: &RunArgs) -> Option<&'static str> {
     let given = [
-        ("--job", args.job.is_some()),
-        ("--label", args.label),
-        ("--unbuffered", args.unbuffered),
-        ("--pty", args.pty),
-        ("--input", args.input != "all"),
-        ("--output", args.stdout.is_some()),
-        ("--error", args.stderr.is_some()),
-        ("--open-mode", args.open_mode.is_some()),
-        ("--kill-on-bad-exit", args.kill_on_bad_exit.is_some()),
-        ("--wait", args.wait.is_some()),
-        ("--immediate", args.immediate.is_some()),
-        ("--multi-prog", args.multi_prog),
-        ("--job-name", args.name.is_some()),
+        ("--job", other.job.is_some() && other.job != first.job),
+        ("--pty", other.pty && !first.pty),
+        ("--input", other.input != "all" && other.input != first.input),
+        ("--multi-prog", other.multi_prog),
     ];
     let given = given.into_iter().find(|(_, given)| *given).map(|(flag, _)| flag);
     given.or_else(|| {
-        args.request
-            .of_the_whole()
-            .filter(|flag| *flag != "--env" && *flag != "--workdir")
+        let mut request = other.request.clone();
+        // Each program has its own.
+        request.env.clear();
+        request.workdir = None;
+        first.request.said_otherwise(&request)
     })
+}
+
+/// Brings together what several programs of a step say: those after the first write where it does unless they say
+/// something else, and what one says of how the step is shown and ended counts for all.
+fn bring_together(args: &mut RunArgs) {
+    let mut others = std::mem::take(&mut args.others);
+    for other in &mut others {
+        args.label |= other.label;
+        args.unbuffered |= other.unbuffered;
+        args.kill_on_bad_exit = args.kill_on_bad_exit.max(other.kill_on_bad_exit);
+        let waits = [args.wait, other.wait]
+            .into_iter()
+            .flatten()
+            .filter(|wait| *wait > 0);
+        args.wait = waits.min();
+        if other.stdout.is_none() && other.stderr.is_none() {
+            other.stderr.clone_from(&args.stderr);
+        }
+        if other.stdout.is_none() {
+            other.stdout.clone_from(&args.stdout);
+        }
+        other.open_mode = other.open_mode.or(args.open_mode);
+    }
+    args.others = others;
 }
 
 /// GPUs of a step by `--gres`.
@@ -256,6 +276,7 @@ struct Ground {
 
 /// Runs the verb.
 pub async fn run(context: &Context, mut args: RunArgs) -> Result<u8> {
+    bring_together(&mut args);
     if let [file, more @ ..] = &args.command[..]
         && args.multi_prog
     {
@@ -434,6 +455,9 @@ async fn alone(context: &Context, args: &RunArgs, signals: &mut Signals) -> Resu
         if let Some(StepGres::Gpus(gpus)) = &args.gres {
             request.gpus_per_node = Some(gpus.clone());
         }
+        if let Some(each) = args.ntasks_per_gpu {
+            request.count_by_gpus(each);
+        }
         request
     };
     let mut request = of(args);
@@ -575,7 +599,7 @@ async fn step(context: &Context, args: &RunArgs, place: Ground, signals: &mut Si
         .first()
         .map(|node| (node.rank, node.name.clone()))
         .unwrap_or_default();
-    let (stdout, stderr) = files(args, &place, &here)?;
+    let (places, of_tasks) = places(&programs, &place, &here)?;
     let step = Step {
         job: place.job,
         first,
@@ -586,8 +610,8 @@ async fn step(context: &Context, args: &RunArgs, place: Ground, signals: &mut Si
         terminal: args.pty,
         label: args.label,
         unbuffered: args.unbuffered,
-        stdout,
-        stderr,
+        places,
+        of_tasks,
         kill_on_bad_exit: args.kill_on_bad_exit.is_some_and(|on| on != 0),
         wait: args.wait.filter(|seconds| *seconds > 0).map(Duration::from_secs),
     };
@@ -625,6 +649,10 @@ fn programs_of<'a>(args: &'a RunArgs, place: &Ground) -> Result<Programs<'a>> {
         };
         for (group, nodes) in sets {
             let mut asked = asked(one, inside, group);
+            if let Some(each) = one.ntasks_per_gpu.filter(|_| one.request.tasks.ntasks.is_none()) {
+                asked.tasks = Some(by_gpus(one, &nodes, each)?);
+                asked.per_node = one.request.tasks.ntasks_per_node;
+            }
             let mut parts = deal(&asked, &nodes, &mut next);
             if parts.is_err() && inside && one.request.tasks.cpus_per_task.is_none() {
                 // What the allocation was asked for with counts for as many tasks as it was asked for.
@@ -637,6 +665,26 @@ fn programs_of<'a>(args: &'a RunArgs, place: &Ground) -> Result<Programs<'a>> {
         }
     }
     Ok(programs)
+}
+
+/// How many tasks `--ntasks-per-gpu` means on these nodes.
+fn by_gpus(args: &RunArgs, nodes: &[Node], each: u32) -> Result<u32> {
+    let request = &args.request;
+    let gpus = match (&args.gres, &request.gpus_per_node, &request.gpus) {
+        (Some(StepGres::None), ..) => 0,
+        (Some(StepGres::Gpus(gpus)), ..) | (None, Some(gpus), _) => gpus
+            .count
+            .saturating_mul(u32::try_from(nodes.len()).unwrap_or(u32::MAX)),
+        (None, None, Some(gpus)) => gpus.count,
+        (None, None, None) => nodes.iter().map(|node| node.gpus).sum(),
+    };
+    match gpus.saturating_mul(each) {
+        0 => Err(
+            CliError::usage("--ntasks-per-gpu says something of GPUs, but the step has none")
+                .hint("-n says how many tasks it is to have"),
+        ),
+        tasks => Ok(tasks),
+    }
 }
 
 /// Refuses a step that asks for more memory than the job has on one of its nodes. Steps share what there is.
@@ -772,7 +820,30 @@ fn by_nodes(pattern: Option<&str>, place: &Ground) -> String {
         .unwrap_or_default()
 }
 
-/// The files that all tasks share: this program writes them.
+/// Where what nodes do not write themselves goes, and which of these places each task has for its output and for what it
+/// writes to standard error: a program's own, unless it says the same as the first.
+fn places(programs: &Programs<'_>, place: &Ground, here: &Path) -> Result<(Vec<Place>, OfTasks)> {
+    let said = |args: &RunArgs| (args.stdout.clone(), args.stderr.clone(), args.open_mode);
+    let (mut places, mut of_tasks) = (Vec::new(), OfTasks::new());
+    let mut known = Vec::new();
+    for (args, _, parts) in programs {
+        let own = match known.iter().find(|(other, _)| *other == said(args)) {
+            Some((_, own)) => *own,
+            None => {
+                let (stdout, stderr) = files(args, place, here)?;
+                let own = (places.len(), places.len() + 1);
+                places.extend([stdout, stderr]);
+                known.push((said(args), own));
+                own
+            }
+        };
+        let ranks = parts.iter().flat_map(|part| &part.ranks);
+        of_tasks.extend(ranks.map(|rank| (*rank, own)));
+    }
+    Ok((places, of_tasks))
+}
+
+/// The files that all tasks of a program share: this program writes them.
 fn files(args: &RunArgs, place: &Ground, here: &Path) -> Result<(Place, Place)> {
     let open = |pattern: &Option<String>| {
         let Some(pattern) = pattern
@@ -845,4 +916,91 @@ fn input(args: &RunArgs, parts: &[Part]) -> Result<Input> {
             Err(_) => Input::File(other.into()),
         },
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::cli::Command;
+    use crate::components;
+
+    use super::*;
+
+    fn parsed(line: &str) -> RunArgs {
+        let words = line.split_whitespace().map(Into::into).collect();
+        match components::parse(words).expect(line).command {
+            Command::Run(mut args) => {
+                bring_together(&mut args);
+                *args
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_program_writes_where_the_first_does_unless_it_says_something_else() {
+        let step = parsed("carrel run -o a -e ea --wait=0 a : -o b --wait=60 -K -l b : -e ec c : -W 30 d");
+        let files: Vec<_> = step
+            .others
+            .iter()
+            .map(|one| (one.stdout.as_deref(), one.stderr.as_deref()))
+            .collect();
+        assert_eq!(
+            files,
+            [
+                (Some("b"), None),
+                (Some("a"), Some("ec")),
+                (Some("a"), Some("ea"))
+            ]
+        );
+        assert_eq!(
+            (step.wait, step.kill_on_bad_exit, step.label),
+            (Some(30), Some(1), true)
+        );
+        assert_eq!(parsed("carrel run --wait=0 a : b").wait, None);
+    }
+
+    #[test]
+    fn programs_with_the_same_words_write_to_the_same_place() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let node = Node {
+            name: "n1".into(),
+            rank: 0,
+            cpus: 4,
+            gpus: 0,
+            memory: None,
+        };
+        let ground = Ground {
+            job: 12,
+            own: None,
+            nodes: vec![node.clone()],
+            groups: Groups::of(std::slice::from_ref(&node), &[1]),
+            about: file_name::Job {
+                id: 12,
+                array: None,
+                name: "x".into(),
+                user: "alice".into(),
+            },
+        };
+        let step = parsed("carrel run -o a.%j a : b : -o b.%j c");
+        let all = std::iter::once(&step).chain(&step.others);
+        let programs: Programs<'_> = all
+            .zip(0_u32..)
+            .map(|(args, rank)| {
+                let part = Part {
+                    node: node.clone(),
+                    ranks: vec![rank],
+                };
+                (args, Asked::default(), vec![part])
+            })
+            .collect();
+        let (places, of_tasks) = places(&programs, &ground, dir.path()).expect("files");
+        assert_eq!(places.len(), 4);
+        assert_eq!(
+            of_tasks.into_values().collect::<Vec<_>>(),
+            [(0, 1), (0, 1), (2, 3)]
+        );
+        for file in ["a.12", "b.12"] {
+            assert!(dir.path().join(file).exists(), "{file}");
+        }
+    }
 }

@@ -103,12 +103,9 @@ const OTHERS: &[Opt] = &[
     ),
     refused('Z', "no-allocate", Nothing, "nothing runs without an allocation"),
     refused('F', "nodefile", Value, "--nodelist names nodes"),
-    refused(
-        NONE,
-        "ntasks-per-gpu",
-        Value,
-        "--ntasks and --gpus-per-task say the same",
-    ),
+    noted(NONE, "whole", Nothing, "steps share nodes, and not CPUs"),
+    noted(NONE, "accel-bind", Value, "CPUs follow the GPUs"),
+    noted(NONE, "mincpus", Value, "-c says how many CPUs tasks have"),
     refused(NONE, "gpus-per-socket", Value, CPUS_ALONE),
     refused(
         NONE,
@@ -228,6 +225,8 @@ fn wrong(what: String) -> CliError {
 enum Known {
     /// Of `carrel run`; whether its value is a word of its own.
     Own(bool),
+    /// Of `carrel run`, with a value or none: behind a short name it is glued (`-K1`).
+    OwnPerhaps,
     Other(&'static Opt),
 }
 
@@ -258,7 +257,7 @@ fn sift(args: &[String]) -> Result<(Vec<String>, Vec<String>)> {
                     kept.push(arg.clone());
                     kept.extend(args.next().cloned());
                 }
-                Some(Known::Own(_)) | None => kept.push(arg.clone()),
+                Some(Known::Own(_) | Known::OwnPerhaps) | None => kept.push(arg.clone()),
             }
         } else if arg.len() > 1 && arg.starts_with('-') && !arg.starts_with("--") {
             let mut left = String::from("-");
@@ -272,7 +271,13 @@ fn sift(args: &[String]) -> Result<(Vec<String>, Vec<String>)> {
                         follows = letters.as_str().is_empty();
                         break;
                     }
-                    Some(Known::Own(false)) | None => left.push(letter),
+                    Some(Known::OwnPerhaps) if !letters.as_str().is_empty() => {
+                        left.push(letter);
+                        left.push('=');
+                        left.push_str(letters.as_str().trim_start_matches('='));
+                        break;
+                    }
+                    Some(Known::Own(false) | Known::OwnPerhaps) | None => left.push(letter),
                     Some(Known::Other(other)) => {
                         notes.push(said(other)?);
                         if other.takes == Takes::Value {
@@ -301,7 +306,9 @@ fn sift(args: &[String]) -> Result<(Vec<String>, Vec<String>)> {
 
 fn said(option: &Opt) -> Result<String> {
     match option.is {
-        Standing::Used | Standing::Noted => Ok(format!("--{} is ignored: {}", option.long, option.text)),
+        Standing::Used | Standing::Taken | Standing::Noted => {
+            Ok(format!("--{} is ignored: {}", option.long, option.text))
+        }
         Standing::Refused => Err(wrong(format!(
             "option '--{}' cannot be had here: {}",
             option.long, option.text
@@ -309,9 +316,12 @@ fn said(option: &Opt) -> Result<String> {
     }
 }
 
-/// Whether the value of an option of ours stands in a word of its own.
-fn value_follows(arg: &Arg) -> bool {
-    arg.get_action().takes_values() && !arg.is_require_equals_set()
+/// What an option of ours takes.
+fn of_own(arg: &Arg) -> Known {
+    match (arg.get_action().takes_values(), arg.is_require_equals_set()) {
+        (true, true) => Known::OwnPerhaps,
+        (takes, _) => Known::Own(takes),
+    }
 }
 
 fn by_long(own: &[&Arg], name: &str) -> Option<Known> {
@@ -327,7 +337,7 @@ fn by_long(own: &[&Arg], name: &str) -> Option<Known> {
     };
     let find = |begins: bool| {
         let mine = own.iter().find(|arg| is(arg, begins));
-        let mine = mine.map(|arg| Known::Own(value_follows(arg)));
+        let mine = mine.map(|arg| of_own(arg));
         let other = || {
             OTHERS
                 .iter()
@@ -343,7 +353,7 @@ fn by_short(own: &[&Arg], letter: char) -> Option<Known> {
         let aliases = arg.get_all_short_aliases().unwrap_or_default();
         arg.get_short() == Some(letter) || aliases.contains(&letter)
     };
-    let mine = own.iter().find(is).map(|arg| Known::Own(value_follows(arg)));
+    let mine = own.iter().find(is).map(|arg| of_own(arg));
     mine.or_else(|| {
         OTHERS
             .iter()
@@ -416,6 +426,7 @@ mod tests {
                 0,
             ),
             ("--acctg 5 true", "true", 1),
+            ("-lK1 -K -I5 -W 3 true -K1", "-lK=1 -K -I=5 -W 3 true -K1", 0),
             ("--nonsense true", "--nonsense true", 0),
         ] {
             assert_eq!(sifted(line), (kept.to_owned(), notes), "{line}");

@@ -20,7 +20,7 @@ use v1::step_says::What as Says;
 
 use super::layout::Part;
 use super::link::{Doors, From, Link};
-use super::output::{self, Piece, Place, Style};
+use super::output::{self, OfTasks, Piece, Place, Style};
 use super::signals::{Came, Signals};
 use super::window;
 use crate::error::{CliError, Context as _, Kind, Result};
@@ -74,9 +74,9 @@ pub struct Step {
     /// Output is shown as it comes, and not line by line.
     pub unbuffered: bool,
     /// Where output goes that nodes do not write to files themselves.
-    pub stdout: Place,
-    /// The same of standard error.
-    pub stderr: Place,
+    pub places: Vec<Place>,
+    /// Which of these, by task.
+    pub of_tasks: OfTasks,
     /// One task's bad end is all tasks' end.
     pub kill_on_bad_exit: bool,
     /// All tasks' end, so long after the first one's.
@@ -329,9 +329,9 @@ impl Running {
             label: self.step.label.then(|| last.to_string().len()),
             lines: several && !self.step.unbuffered && !self.step.terminal,
         };
-        let stdout = std::mem::replace(&mut self.step.stdout, Place::Own);
-        let stderr = std::mem::replace(&mut self.step.stderr, Place::Own);
-        let (shows, shown) = output::begin(style, stdout, stderr);
+        let places = std::mem::take(&mut self.step.places);
+        let of_tasks = std::mem::take(&mut self.step.of_tasks);
+        let (shows, shown) = output::begin(style, places, of_tasks);
         let raw = self.step.terminal.then(Raw::begin).flatten();
         let mut feed = Feed::begin(&self.step)?;
         self.say_all(&Says::Go(v1::StepGo {})).await;

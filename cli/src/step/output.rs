@@ -32,6 +32,9 @@ pub enum Place {
     File(File),
 }
 
+/// Which places a task's output and its standard error go to, by rank.
+pub type OfTasks = BTreeMap<u32, (usize, usize)>;
+
 /// Something of a task's.
 #[derive(Debug)]
 pub enum Piece {
@@ -41,33 +44,48 @@ pub enum Piece {
     End(u32),
 }
 
-/// Begins to show what comes. What is shown last is through when the task has ended.
+/// Begins to show what comes, in `places`, of which `of_tasks` says whose they are: those of output have even numbers, those
+/// of standard error odd ones. What is shown last is through when the task has ended.
 pub fn begin(
     style: Style,
-    stdout: Place,
-    stderr: Place,
+    places: Vec<Place>,
+    of_tasks: OfTasks,
 ) -> (mpsc::Sender<Piece>, tokio::task::JoinHandle<()>) {
     let (sender, pieces) = mpsc::channel(QUEUE);
-    let mut out = Writer::new(stdout, || stdio::output());
-    let mut errors = Writer::new(stderr, || Box::new(tokio::io::stderr()));
+    let writer = |(index, place): (usize, Place)| {
+        Writer::new(place, || {
+            if index % 2 == 0 {
+                stdio::output()
+            } else {
+                Box::new(tokio::io::stderr())
+            }
+        })
+    };
+    let mut writers: Vec<Writer> = places.into_iter().enumerate().map(writer).collect();
     let shown = tokio::spawn(async move {
         let mut pieces = pieces;
         let mut lines = Lines::new(style);
         while let Some(piece) = pieces.recv().await {
-            let both: Vec<(bool, Vec<u8>)> = match piece {
-                Piece::Output(output) => vec![(
-                    output.stderr,
-                    lines.take(output.rank, output.stderr, &output.data),
-                )],
-                Piece::End(rank) => vec![(false, lines.rest(rank, false)), (true, lines.rest(rank, true))],
+            let (rank, both): (u32, Vec<(bool, Vec<u8>)>) = match piece {
+                Piece::Output(output) => {
+                    let bytes = lines.take(output.rank, output.stderr, &output.data);
+                    (output.rank, vec![(output.stderr, bytes)])
+                }
+                Piece::End(rank) => {
+                    let rest = [false, true].map(|stderr| (stderr, lines.rest(rank, stderr)));
+                    (rank, rest.into())
+                }
             };
+            let (out, errors) = of_tasks.get(&rank).copied().unwrap_or((0, 1));
             for (is_error, bytes) in both.into_iter().filter(|(_, bytes)| !bytes.is_empty()) {
-                let writer = if is_error { &mut errors } else { &mut out };
-                writer.write(&bytes, pieces.is_empty()).await;
+                if let Some(writer) = writers.get_mut(if is_error { errors } else { out }) {
+                    writer.write(&bytes, pieces.is_empty()).await;
+                }
             }
         }
-        out.flush().await;
-        errors.flush().await;
+        for writer in &mut writers {
+            writer.flush().await;
+        }
     });
     (sender, shown)
 }
