@@ -297,14 +297,12 @@ pub fn parse_model(text: &str) -> Result<String, String> {
     }
 }
 
-/// A number of nodes. Slurm's "2-2" is two; from so many to so many is not had.
+/// A number of nodes. Of Slurm's "2-4", from so many to so many, the least is taken: it is enough for whoever writes so.
 pub fn parse_nodes(text: &str) -> Result<u32, String> {
     match text.split_once('-') {
         Some((least, most)) if !least.is_empty() => match (parse_count(least)?, parse_count(most)?) {
-            (least, most) if least == most => Ok(least),
-            (least, most) => Err(format!(
-                "{least} to {most} nodes cannot be asked for: say how many it is to be"
-            )),
+            (least, most) if least <= most => Ok(least),
+            (least, most) => Err(format!("{least} to {most} nodes are none")),
         },
         _ => parse_count(text),
     }

@@ -88,6 +88,13 @@ fn jobs_go_from_sbatch_to_sacct() {
         rows,
         format!("{id}|well|COMPLETED|0:0\n{id}.batch|batch|COMPLETED|0:0\n")
     );
+    // Snakemake: what it has written there, and which of up to ten steps has failed.
+    let about = |of: &str| slurm.ok(&["sacct", "-nP", "-j", of, "--format=jobid,comment,reason"]);
+    assert_eq!(about(&id), format!("{id}|x|None\n{id}.batch||\n"));
+    assert_eq!(about(&format!("{id}.batch")), format!("{id}.batch||\n"));
+    assert_eq!(about(&format!("{id}.0")), "");
+    let config = slurm.ok(&["scontrol", "show", "config"]);
+    assert!(config.contains("MaxArraySize            = 4000001\n"), "{config}");
     // parsl and nextflow.
     let rows = slurm.ok(&[
         "sacct",
@@ -225,7 +232,8 @@ fn what_is_wrong_is_said_as_slurm_says_it() {
         assert_eq!(output.stdout, "", "{words:?}: {output}");
     }
     let noted = slurm.run(&["sinfo", "--hide", "-h", "-p", "all", "-o", "%P %a %l %D %t %N"]);
-    assert!(noted.stderr.contains("sinfo: --hide is ignored"), "{noted}");
+    // Who reads both streams finds nothing that Slurm would not say.
+    assert_eq!(noted.stderr, "", "{noted}");
     assert!(
         noted.stdout.lines().all(|line| line.starts_with("all* up ")),
         "{noted}"

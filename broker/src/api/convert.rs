@@ -288,6 +288,7 @@ fn batch_message(state: &State, job: &Job, batch: &Batch) -> v1::Batch {
         mail_type: mail.map(|wish| wish.types.to_string()).unwrap_or_default(),
         mail_user: mail.map(|wish| wish.to.clone()).unwrap_or_default(),
         mail_sent: state.settings.mail,
+        comment: batch.comment.clone(),
     }
 }
 

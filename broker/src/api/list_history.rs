@@ -181,6 +181,11 @@ fn message(state: &State, job: &Job, now: Timestamp) -> HistoryJob {
             .as_ref()
             .map(|batch| batch.workdir.clone())
             .unwrap_or_default(),
+        comment: job
+            .batch
+            .as_ref()
+            .map(|batch| batch.comment.clone())
+            .unwrap_or_default(),
     }
 }
 

@@ -54,6 +54,7 @@ pub(super) async fn submit_job(call: Call, request: SubmitJobRequest) -> Result<
             host: request.submit_host,
             directory: request.submit_dir,
         },
+        comment: request.comment,
         requeue: request.requeue,
         mail,
         start,

@@ -99,6 +99,7 @@ fn job(id: u64, phase: Phase) -> Change {
                 directory: "/home/alice".into(),
             },
             submitted_by: None,
+            comment: "a sweep".into(),
             mail: None,
             request_key: "k".into(),
         })),

@@ -82,6 +82,7 @@ impl SubmitOptions {
                 "--mail-user",
                 other(self.mail_user.as_ref(), one.mail_user.as_ref()),
             ),
+            ("--comment", other(self.comment.as_ref(), one.comment.as_ref())),
             ("--wait", one.wait && !self.wait),
             ("--parsable", one.parsable && !self.parsable),
             ("--test-only", one.test_only && !self.test_only),

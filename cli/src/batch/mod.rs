@@ -59,6 +59,9 @@ pub struct SubmitOptions {
     /// To whom [default: you, by name]
     #[arg(long, value_name = "USER", value_parser = parse_mail_user)]
     pub mail_user: Option<String>,
+    /// Words that are kept with it: squeue and sacct show them
+    #[arg(long, value_name = "TEXT")]
+    pub comment: Option<String>,
     /// Wait for its end, and exit with its exit code
     #[arg(short = 'W', long)]
     pub wait: bool,
@@ -101,8 +104,6 @@ pub const ALIKE: [[&str; 3]; 3] = [
 /// Taken, with a note, so that a script need not be changed.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct NotedArgs {
-    #[arg(long, hide = true, value_name = "TEXT")]
-    comment: Option<String>,
     #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "")]
     get_user_env: Option<String>,
     #[arg(short = 'k', long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "")]
@@ -232,9 +233,9 @@ pub struct NotedArgs {
     /// refused: --gpus-per-node counts GPUs
     #[arg(long, hide = true, value_name = "X", value_parser = |_: &str| refused("--gpus-per-node counts GPUs"))]
     gpus_per_socket: Option<String>,
-    /// refused: --ntasks and --gpus-per-task say the same
-    #[arg(long, hide = true, value_name = "X", value_parser = |_: &str| refused("--ntasks and --gpus-per-task say the same"))]
-    ntasks_per_gpu: Option<String>,
+    /// Tasks for each GPU: where GPUs are counted it counts the tasks, and else by these the GPUs
+    #[arg(long, value_name = "N", value_parser = crate::units::parse_count)]
+    ntasks_per_gpu: Option<u32>,
     /// refused: -c and --gpus-per-task say the same
     #[arg(long, hide = true, value_name = "X", value_parser = |_: &str| refused("-c and --gpus-per-task say the same"))]
     tres_per_task: Option<String>,
@@ -258,7 +259,6 @@ impl NotedArgs {
     /// What is said of those that are there.
     pub fn notes(&self) -> Vec<String> {
         let given = [
-            ("--comment", &self.comment, "it is not kept"),
             (
                 "--get-user-env",
                 &self.get_user_env,
@@ -374,11 +374,6 @@ impl NotedArgs {
                 "--gpus-per-socket",
                 &self.gpus_per_socket,
                 "--gpus-per-node counts GPUs",
-            ),
-            (
-                "--ntasks-per-gpu",
-                &self.ntasks_per_gpu,
-                "--ntasks and --gpus-per-task say the same",
             ),
             (
                 "--tres-per-task",
@@ -620,19 +615,20 @@ impl SubmitOptions {
     /// Two of them say something else.
     fn own_request(&self) -> Result<RequestArgs, CliError> {
         let mut request = self.request.clone();
-        let (Some(gres), named) = (&self.gres, &mut request.gpus_per_node) else {
-            return Ok(request);
-        };
-        match named {
-            Some(named) if !named.agrees_with(gres) => {
+        match (&self.gres, &mut request.gpus_per_node) {
+            (Some(gres), Some(named)) if !named.agrees_with(gres) => {
                 return Err(CliError::usage(
                     "--gres and --gpus-per-node both say what GPUs each node has, and not the same",
                 )
                 .hint("leave one of them out"));
             }
+            (None, _) => {}
             // What names a model says more.
-            Some(_) if gres.model.is_empty() => {}
-            named => *named = Some(gres.clone()),
+            (Some(gres), Some(_)) if gres.model.is_empty() => {}
+            (Some(gres), named) => *named = Some(gres.clone()),
+        }
+        if let Some(each) = self.noted.ntasks_per_gpu {
+            request.count_by_gpus(each);
         }
         Ok(request)
     }
@@ -771,13 +767,28 @@ mod tests {
 
     #[test]
     fn what_means_nothing_here_is_noted() {
-        let notes = layers(&["--comment=slow --wckey=k --hint=compute_bound"])
-            .noted
-            .notes();
-        assert_eq!(notes.len(), 3);
-        assert!(notes[0].starts_with("--comment is ignored"), "{notes:?}");
+        let options = layers(&["--comment=slow --wckey=k --hint=compute_bound"]);
+        let notes = options.noted.notes();
+        assert_eq!(notes.len(), 2);
+        assert!(notes[0].starts_with("--hint is ignored"), "{notes:?}");
+        assert_eq!(options.comment.as_deref(), Some("slow"));
         let more = layers(&["--ntasks-per-core=1 -M all --x11 -S 2 -k --priority 3 --time-min=1"]);
         assert_eq!(more.noted.notes().len(), 7);
+    }
+
+    #[test]
+    fn tasks_are_counted_by_gpus_and_gpus_by_tasks() {
+        for (line, per_node, tasks, gpus) in [
+            ("--ntasks-per-gpu=2 --gres=gpu:4 -N2", Some(8), None, None),
+            ("--ntasks-per-gpu=1 --gpus=2", None, Some(2), Some(2)),
+            ("--ntasks-per-gpu=2 -n 8", None, Some(8), Some(4)),
+            ("--ntasks-per-gpu=2 -n 8 -G 8", None, Some(8), Some(8)),
+        ] {
+            let request = layers(&[line]).own_request().expect("no contradiction");
+            let counted = (request.tasks.ntasks_per_node, request.tasks.ntasks);
+            assert_eq!(counted, (per_node, tasks), "{line}");
+            assert_eq!(request.gpus.map(|gpus| gpus.count), gpus, "{line}");
+        }
     }
 
     #[test]

@@ -122,6 +122,7 @@ fn job_fields(job: &v1::Job) -> Vec<(&'static str, String)> {
         ("error output", file(&batch.stderr)),
         ("submitted from", batch.submit_host.clone()),
         ("mail", mail(&batch)),
+        ("comment", visible(&batch.comment)),
         ("queued again", restarts),
         (
             "time limit",

@@ -482,6 +482,7 @@ fn message(
             .map(ToString::to_string)
             .unwrap_or_default(),
         mail_user: options.mail_user.clone().unwrap_or_default(),
+        comment: options.comment.clone().unwrap_or_default(),
         start: options.start.wish(),
         submit_host: host.to_string_lossy().into_owned(),
         submit_dir: here.to_string_lossy().into_owned(),

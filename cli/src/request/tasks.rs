@@ -117,19 +117,14 @@ impl TaskArgs {
         };
         let least = self.mincpus.unwrap_or(0);
         let known = wanted.or(Some(resources.cpus_per_node).filter(|cpus| *cpus > 0));
-        // Without anything that counts CPUs there is one task on each node, and one CPU for it.
-        let alone = self.mem_per_cpu.is_some() && gpus == 0;
+        // Memory by CPUs that nobody has counted: one for each task, as in Slurm. How many come with GPUs is not known
+        // before there is a node.
+        let alone = self.mem_per_cpu.is_some();
         resources.cpus_per_node = known.unwrap_or(u32::from(alone)).max(least);
         let memory = match (mem, self.mem_per_gpu, self.mem_per_cpu) {
             (Some(bytes), _, _) => Some(bytes),
             (None, Some(_), _) if gpus == 0 => return Err(no_gpus("--mem-per-gpu")),
             (None, Some(each), _) => Some(memory(each, gpus)?),
-            (None, None, Some(_)) if resources.cpus_per_node == 0 => {
-                return Err(
-                    CliError::usage("--mem-per-cpu needs a number of CPUs, and none is asked for")
-                        .hint("say how many: -c, --cpus or --cpus-per-gpu"),
-                );
-            }
             (None, None, Some(each)) => Some(memory(each, resources.cpus_per_node)?),
             (None, None, None) => None,
         };
@@ -215,6 +210,7 @@ mod tests {
         assert_eq!(asked("-N 2 -n 5 --gpus-per-node 4"), (2, 4, 0, 0));
         assert_eq!(asked("-n 2 --ntasks-per-node 8 -c 2"), (1, 0, 4, 0));
         assert_eq!(asked("--ntasks-per-node 2 --cpus-per-task 5"), (1, 0, 10, 0));
+        assert_eq!(asked("--tasks-per-node=2 --cpus-per-task 5"), (1, 0, 10, 0));
         assert_eq!(asked("--cpus 5 -n 2"), (1, 0, 5, 0));
         assert_eq!(asked("-n 8 --tasks-per-node 4"), (2, 0, 4, 0));
         assert_eq!(asked("-n 4 --mincpus 8"), (1, 0, 8, 0));
@@ -256,6 +252,18 @@ mod tests {
             asked("--gpus 2 --cpus-per-gpu 4 --mem-per-cpu 1G"),
             (1, 2, 8, 8_192)
         );
+        // Memory by CPUs that nobody has counted: one for each task, as in Slurm.
+        for (line, is) in [
+            ("--mem-per-cpu 4G", (1, 0, 1, 4_096)),
+            ("-n 1 --gpus-per-node 1 --mem-per-cpu 4G", (1, 1, 1, 4_096)),
+            (
+                "-N 2 --ntasks-per-node 2 --gpus-per-node 1 --mem-per-cpu 1G",
+                (2, 1, 2, 2_048),
+            ),
+            ("--gpus 4 --gpus-per-task 2 --mem-per-cpu 1G", (1, 4, 2, 2_048)),
+        ] {
+            assert_eq!(asked(line), is, "{line}");
+        }
     }
 
     #[test]
@@ -321,10 +329,6 @@ mod tests {
             ),
             ("--cpus-per-gpu 4", "--cpus-per-gpu says something of GPUs"),
             ("--mem-per-gpu 4G", "--mem-per-gpu says something of GPUs"),
-            (
-                "--gpus 1 --mem-per-cpu 4G",
-                "--mem-per-cpu needs a number of CPUs",
-            ),
             (
                 "-n 1000000 -c 1000000",
                 "1000000 times 1000000 CPUs on one node is absurd",

@@ -147,6 +147,7 @@ impl Row {
             restarts: job.restarts,
             what: v1::Batch {
                 workdir: job.workdir,
+                comment: job.comment,
                 ..v1::Batch::default()
             },
             image: String::new(),
@@ -457,16 +458,26 @@ pub fn compressed(names: &[String]) -> String {
 /// # Errors
 /// One that is no job's.
 pub fn names(text: &str) -> Result<Vec<JobRef>, String> {
+    Ok(names_and_steps(text)?.into_iter().map(|(name, _)| name).collect())
+}
+
+/// The same, and of those that are steps which ones: "12.batch", "12.0".
+///
+/// # Errors
+/// One that is no job's.
+pub fn names_and_steps(text: &str) -> Result<Vec<(JobRef, Option<String>)>, String> {
     let mut in_brackets = false;
     let parts = text.split(|c: char| {
         in_brackets = c == '[' || (in_brackets && c != ']');
         (c == ',' || c.is_whitespace()) && !in_brackets
     });
     let parts = parts.map(str::trim).filter(|part| !part.is_empty());
-    // "12.batch" and "12.0" are steps of theirs.
-    let named = parts.map(|part| part.split('.').next().unwrap_or(part).parse::<JobRef>());
+    let named = parts.map(|part| match part.split_once('.') {
+        Some((job, step)) => (job.parse::<JobRef>(), Some(step.to_owned())),
+        None => (part.parse::<JobRef>(), None),
+    });
     named
-        .map(|name| name.map_err(|error| error.to_string()))
+        .map(|(name, step)| Ok((name.map_err(|error| error.to_string())?, step)))
         .collect()
 }
 
@@ -634,6 +645,12 @@ pub mod tests {
         }
         assert_eq!(one("12_[3-7,9],14, 15").len(), 3);
         assert!(names("12,x").is_err());
+        let steps: Vec<_> = names_and_steps("12,14_3.batch,12_[1,2].0")
+            .expect("names")
+            .into_iter()
+            .map(|(_, step)| step)
+            .collect();
+        assert_eq!(steps, [None, Some("batch".to_owned()), Some("0".to_owned())]);
     }
 
     #[test]

@@ -19,6 +19,8 @@ pub enum Takes {
 pub enum Standing {
     /// It does what it does in Slurm.
     Used,
+    /// It is taken, and nothing is said: without it the same comes out, in Slurm on a cluster like this one as well.
+    Taken,
     /// It is taken, and means nothing here; that is said.
     Noted,
     /// It is known, and cannot be had here.
@@ -56,6 +58,11 @@ pub const NONE: char = ' ';
 /// An option that does what it does in Slurm.
 pub const fn used(short: char, long: &'static str, takes: Takes, text: &'static str) -> Opt {
     opt(short, long, takes, Standing::Used, text)
+}
+
+/// One that changes nothing.
+pub const fn taken(short: char, long: &'static str, takes: Takes, why: &'static str) -> Opt {
+    opt(short, long, takes, Standing::Taken, why)
 }
 
 /// One that means nothing here.
@@ -200,6 +207,7 @@ impl Given {
     fn take(&mut self, usage: &Usage, option: &Opt, value: String) -> Result<()> {
         match option.is {
             Standing::Used => self.options.push((option.long, value)),
+            Standing::Taken => {}
             Standing::Noted => self
                 .notes
                 .push(format!("--{} is ignored: {}", option.long, option.text)),
@@ -252,7 +260,7 @@ impl Usage {
         let others: Vec<&str> = self
             .options
             .iter()
-            .filter(|one| one.is == Standing::Noted)
+            .filter(|one| matches!(one.is, Standing::Taken | Standing::Noted))
             .map(|one| one.long)
             .collect();
         if !others.is_empty() {
@@ -289,6 +297,7 @@ mod tests {
             used('i', "iterate", Takes::Perhaps, "again"),
             used(NONE, "nodes", Takes::Value, "which"),
             noted('M', "clusters", Takes::Value, ONE_CLUSTER),
+            taken('a', "all", Takes::Nothing, "nothing is hidden"),
             refused(NONE, "yaml", Takes::Nothing, "JSON is"),
         ],
     };
@@ -336,5 +345,8 @@ mod tests {
     fn what_means_nothing_here_is_said() {
         let given = read(&["-M", "all"]).expect("taken");
         assert_eq!(given.notes, ["--clusters is ignored: there is one cluster"]);
+        // What programs read is not mixed with what changes nothing.
+        let given = read(&["-a", "--all"]).expect("taken");
+        assert_eq!((given.notes.len(), given.words.len()), (0, 0));
     }
 }

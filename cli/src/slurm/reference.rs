@@ -40,6 +40,7 @@ fn reference() -> String {
         for option in usage.options {
             let standing = match option.is {
                 Standing::Used => "as in Slurm",
+                Standing::Taken => "taken",
                 Standing::Noted => "taken, with a note",
                 Standing::Refused => "refused",
             };

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeSet;
 
+use carrel_core::model::array::JobRef;
 use carrel_proto::v1;
 
 use super::format::{self, Field, Style};
 use super::job::{self, Row};
 use super::options::Takes::{Nothing, Perhaps, Value};
-use super::options::{Given, NO_MORE_TALK, NONE, ONE_CLUSTER, Usage, noted, refused, used};
+use super::options::{Given, NO_MORE_TALK, NONE, ONE_CLUSTER, Usage, noted, refused, taken, used};
 use super::{Called, json, user_name, words};
 use crate::connect::Client;
 use crate::error::Result;
@@ -22,7 +23,7 @@ pub const USAGE: Usage = Usage {
         used('A', "accounts", Value, "on these accounts"),
         used('a', "allusers", Nothing, "everybody's; for operators"),
         used('X', "allocations", Nothing, "jobs alone, without their steps"),
-        noted(
+        taken(
             NONE,
             "array",
             Nothing,
@@ -31,14 +32,14 @@ pub const USAGE: Usage = Usage {
         refused('B', "batch-script", Nothing, "scripts are not kept for that"),
         used('b', "brief", Nothing, "JobID, State, ExitCode"),
         refused('C', "cluster-constraints", Value, ONE_CLUSTER),
-        noted('M', "clusters", Value, ONE_CLUSTER),
+        taken('M', "clusters", Value, ONE_CLUSTER),
         refused('c', "completion", Nothing, "there is one history"),
-        noted('D', "duplicates", Nothing, "a job has one line"),
+        taken('D', "duplicates", Nothing, "a job has one line"),
         used(NONE, "delimiter", Value, "between fields, with -p and -P"),
         used('E', "endtime", Value, "not what was submitted later"),
         refused(NONE, "env-vars", Nothing, "variables are not kept for that"),
-        noted(NONE, "expand-patterns", Nothing, "they are"),
-        noted(NONE, "federation", Nothing, ONE_CLUSTER),
+        taken(NONE, "expand-patterns", Nothing, "they are"),
+        taken(NONE, "federation", Nothing, ONE_CLUSTER),
         refused('f', "file", Value, "the history is the broker's"),
         noted('F', "flags", Value, "jobs are not told apart by them"),
         used('o', "format", Value, "what is shown: JobID%20,State"),
@@ -48,9 +49,9 @@ pub const USAGE: Usage = Usage {
         used('e', "helpformat", Nothing, "what there is to show"),
         used('j', "jobs", Value, "these jobs: 12,13_4, whenever they were"),
         used(NONE, "json", Perhaps, "as JSON, with Slurm's names"),
-        noted('L', "allclusters", Nothing, ONE_CLUSTER),
+        taken('L', "allclusters", Nothing, ONE_CLUSTER),
         used('l', "long", Nothing, "more of each"),
-        noted(NONE, "local", Nothing, ONE_CLUSTER),
+        taken(NONE, "local", Nothing, ONE_CLUSTER),
         used(NONE, "name", Value, "of these names"),
         used('i', "nnodes", Value, "on so many nodes: 2, 2-4"),
         used('I', "ncpus", Value, "on so many CPUs"),
@@ -85,8 +86,8 @@ pub const USAGE: Usage = Usage {
         used(NONE, "uid", Value, "of these users, by number"),
         used('U', "usage", Nothing, "how it is called"),
         used('u', "user", Value, "of these users; another's for operators"),
-        noted(NONE, "use-local-uid", Nothing, "names are this machine's"),
-        noted('v', "verbose", Nothing, NO_MORE_TALK),
+        taken(NONE, "use-local-uid", Nothing, "names are this machine's"),
+        taken('v', "verbose", Nothing, NO_MORE_TALK),
         used('V', "version", Nothing, "the version"),
         refused('W', "wckeys", Value, "use is counted on accounts"),
         noted('x', "associations", Value, "associations have no numbers"),
@@ -132,7 +133,13 @@ pub const FIELDS: &[Field<Row>] = &[
     unknown("AveVMSize"),
     unknown("BlockID"),
     field("Cluster", 10, |_| "carrel".to_owned()),
-    unknown("Comment"),
+    field("Comment", 10, |job| {
+        if job.step {
+            String::new()
+        } else {
+            job.what.comment.clone()
+        }
+    }),
     unknown("Constraints"),
     unknown("ConsumedEnergy"),
     unknown("ConsumedEnergyRaw"),
@@ -230,7 +237,11 @@ pub const FIELDS: &[Field<Row>] = &[
     }),
     unknown("QOSRAW"),
     unknown("QOSREQ"),
-    field("Reason", 22, Row::reason),
+    field(
+        "Reason",
+        22,
+        |job| if job.step { String::new() } else { job.reason() },
+    ),
     unknown("ReqCPUFreq"),
     unknown("ReqCPUFreqGov"),
     unknown("ReqCPUFreqMax"),
@@ -368,6 +379,7 @@ pub async fn run(called: &Called, given: Given) -> Result<u8> {
             })
             .collect();
     }
+    rows.retain(|row| wanted.means(row));
     output::text(format::table(&columns, &rows, &style, !given.has("noheader"))).map(|()| 0)
 }
 
@@ -424,11 +436,13 @@ struct Wanted {
     node_counts: Option<(u64, u64)>,
     cpu_counts: Option<(u64, u64)>,
     limits: (u64, u64),
+    /// Jobs, and steps of jobs, that are named; empty: none is.
+    named: Vec<(JobRef, Option<String>)>,
 }
 
 impl Wanted {
     fn of(given: &Given) -> Result<Self> {
-        let jobs = job::names(&given.all("jobs"))
+        let named = job::names_and_steps(&given.all("jobs"))
             .map_err(|error| USAGE.wrong(&format!("Invalid job id: {error}")))?;
         let now = times::now_ms();
         let states = words::states(&given.list("state"))?.filter(|_| given.has("state"));
@@ -475,8 +489,9 @@ impl Wanted {
                 ids: Vec::new(),
                 limit: PAGE,
                 after: String::new(),
-                jobs: jobs.iter().map(ToString::to_string).collect(),
+                jobs: named.iter().map(|(job, _)| job.to_string()).collect(),
             },
+            named,
             qos: given.list("qos"),
             nodes: carrel_core::model::host_list::expanded(nodes)
                 .map_err(|error| USAGE.wrong(&error.to_string()))?,
@@ -484,6 +499,15 @@ impl Wanted {
             cpu_counts: span(given, "ncpus")?,
             limits: (least, most),
         })
+    }
+
+    /// Whether a line is of what is named: who names a step means no other, and not its job.
+    fn means(&self, row: &Row) -> bool {
+        let is = |(job, step): &(JobRef, Option<String>)| match step {
+            None => row.is(job),
+            Some(step) => row.step && step == "batch" && row.is(job),
+        };
+        self.named.is_empty() || self.named.iter().any(is)
     }
 
     fn takes(&self, row: &Row) -> bool {

@@ -15,16 +15,16 @@ use crate::units::GpuCount;
 use crate::{components, output};
 
 /// Options of sbatch's that say nothing here.
-const MAIL: [&str; 2] = ["mail-type", "mail-user"];
+const OF_BATCH: [&str; 3] = ["mail-type", "mail-user", "comment"];
 
 /// The command line. What it takes is what `carrel alloc` takes, under Slurm's names alone.
 pub fn command() -> clap::Command {
     let command = clap::Command::new("salloc")
         .no_binary_name(true)
         .infer_long_args(true);
-    // Of what somebody sits in front of no mail is sent.
-    let mail = MAIL.map(|long| Arg::new(long).long(long).action(ArgAction::Set).hide(true));
-    let command = AllocArgs::augment_args(command).args(mail);
+    // Of what somebody sits in front of no mail is sent, and nothing is to be remembered.
+    let of_batch = OF_BATCH.map(|long| Arg::new(long).long(long).action(ArgAction::Set).hide(true));
+    let command = AllocArgs::augment_args(command).args(of_batch);
     NotedArgs::augment_args(command)
         .after_help("")
         .args_override_self(true)
@@ -65,11 +65,8 @@ pub async fn run(called: &Called, args: &[String]) -> Result<u8> {
         Err(error) => return Err(wrong("salloc", &error)),
     };
     let args = asked(&matches, &others)?;
-    let mail = MAIL.iter().filter(|name| matches.contains_id(name));
-    for name in mail {
-        say(format_args!(
-            "salloc: --{name} is ignored: mail is sent of batch jobs"
-        ));
+    for name in OF_BATCH.iter().filter(|name| matches.contains_id(name)) {
+        say(format_args!("salloc: --{name} is ignored: it is for batch jobs"));
     }
     let noted = NotedArgs::from_arg_matches(&matches).map_err(|error| wrong("salloc", &error))?;
     for note in noted.notes() {
@@ -104,6 +101,7 @@ fn asked(matches: &ArgMatches, others: &[Vec<String>]) -> Result<AllocArgs> {
     let mut components = SubmitOptions {
         request: args.request.clone(),
         gres: matches.get_one::<GpuCount>("gres").cloned(),
+        noted: NotedArgs::from_arg_matches(matches).map_err(read)?,
         ..SubmitOptions::default()
     };
     components.take_more(&others.collect::<std::result::Result<Vec<_>, _>>().map_err(read)?)?;

@@ -6,7 +6,7 @@ use carrel_proto::v1;
 
 use super::job::{self, Row};
 use super::options::Takes::{Nothing, Value};
-use super::options::{Given, NONE, ONE_CLUSTER, Usage, noted, used};
+use super::options::{Given, NONE, ONE_CLUSTER, Usage, noted, taken, used};
 use super::{Called, user_name, words};
 use crate::connect::Client;
 use crate::context::request;
@@ -21,8 +21,8 @@ pub const USAGE: Usage = Usage {
     options: &[
         used('A', "account", Value, "on this account"),
         used('b', "batch", Nothing, "the signal is for the batch script alone"),
-        noted('M', "clusters", Value, ONE_CLUSTER),
-        noted('c', "ctld", Nothing, "it always goes through the broker"),
+        taken('M', "clusters", Value, ONE_CLUSTER),
+        taken('c', "ctld", Nothing, "it always goes through the broker"),
         used(
             'f',
             "full",
@@ -40,7 +40,7 @@ pub const USAGE: Usage = Usage {
         used('q', "qos", Value, "with this QOS"),
         used('Q', "quiet", Nothing, "say nothing of jobs that are over"),
         used('R', "reservation", Value, "in this reservation"),
-        noted(NONE, "sibling", Value, ONE_CLUSTER),
+        taken(NONE, "sibling", Value, ONE_CLUSTER),
         used('s', "signal", Value, "this signal, and not the end: USR1, 10"),
         used('t', "state", Value, "in this state: PENDING, RUNNING, SUSPENDED"),
         used(NONE, "usage", Nothing, "how it is called"),

@@ -9,7 +9,7 @@ use serde_json::{Value as Json, json};
 
 use super::format::{self, Field, Layout, Part};
 use super::options::Takes::{Nothing, Perhaps, Value};
-use super::options::{Given, NO_MORE_TALK, NONE, ONE_CLUSTER, Usage, noted, refused, used};
+use super::options::{Given, NO_MORE_TALK, NONE, ONE_CLUSTER, Usage, refused, taken, used};
 use super::{Called, job, words};
 use crate::error::Result;
 use crate::output;
@@ -20,11 +20,11 @@ pub const USAGE: Usage = Usage {
     line: "[OPTIONS]",
     about: "Lists partitions and the states of their nodes.",
     options: &[
-        noted('a', "all", Nothing, "no partition is hidden"),
+        taken('a', "all", Nothing, "no partition is hidden"),
         used('d', "dead", Nothing, "nodes that do not answer"),
-        noted('e', "exact", Nothing, "nodes are told apart by what is shown"),
-        noted(NONE, "federation", Nothing, ONE_CLUSTER),
-        noted('F', "future", Nothing, "there are no nodes to come"),
+        taken('e', "exact", Nothing, "nodes are told apart by what is shown"),
+        taken(NONE, "federation", Nothing, ONE_CLUSTER),
+        taken('F', "future", Nothing, "there are no nodes to come"),
         used('o', "format", Value, "what is shown: \"%P %a %l %D %t %N\""),
         used(
             'O',
@@ -33,12 +33,12 @@ pub const USAGE: Usage = Usage {
             "the same by long names: nodelist:20,statelong",
         ),
         used(NONE, "help", Nothing, "this text"),
-        noted(NONE, "hide", Nothing, "no partition is hidden"),
+        taken(NONE, "hide", Nothing, "no partition is hidden"),
         used('i', "iterate", Value, "again every so many seconds"),
         used(NONE, "json", Perhaps, "as JSON, with Slurm's names"),
-        noted(NONE, "local", Nothing, ONE_CLUSTER),
+        taken(NONE, "local", Nothing, ONE_CLUSTER),
         used('l', "long", Nothing, "more of each"),
-        noted('M', "clusters", Value, ONE_CLUSTER),
+        taken('M', "clusters", Value, ONE_CLUSTER),
         used('n', "nodes", Value, "these nodes"),
         used(NONE, "noconvert", Nothing, "units are as they are"),
         used('N', "Node", Nothing, "a line for each node"),
@@ -56,7 +56,7 @@ pub const USAGE: Usage = Usage {
         used('t', "states", Value, "in these states: idle,mix"),
         used('s', "summarize", Nothing, "a line for each partition"),
         used(NONE, "usage", Nothing, "how it is called"),
-        noted('v', "verbose", Nothing, NO_MORE_TALK),
+        taken('v', "verbose", Nothing, NO_MORE_TALK),
         used('V', "version", Nothing, "the version"),
         refused(NONE, "yaml", Perhaps, "--json is there"),
     ],

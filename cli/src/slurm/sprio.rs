@@ -5,7 +5,7 @@ use carrel_proto::v1::{self, JobState};
 use super::format::{self, Field};
 use super::job::{self, Row};
 use super::options::Takes::{Nothing, Perhaps, Value};
-use super::options::{Given, NO_MORE_TALK, NONE, ONE_CLUSTER, Usage, noted, refused, used};
+use super::options::{Given, NO_MORE_TALK, NONE, ONE_CLUSTER, Usage, refused, taken, used};
 use super::{Called, user_name};
 use crate::context::request;
 use crate::error::Result;
@@ -17,22 +17,22 @@ pub const USAGE: Usage = Usage {
     line: "[OPTIONS]",
     about: "Lists jobs that wait, with what their priority is made of.",
     options: &[
-        noted(NONE, "federation", Nothing, ONE_CLUSTER),
+        taken(NONE, "federation", Nothing, ONE_CLUSTER),
         used('o', "format", Value, "what is shown: \"%.15i %.8u %.10Y %.10F\""),
         used(NONE, "help", Nothing, "this text"),
         used('j', "jobs", Value, "these jobs"),
         refused(NONE, "json", Perhaps, "`carrel explain --output json` is there"),
-        noted(NONE, "local", Nothing, ONE_CLUSTER),
+        taken(NONE, "local", Nothing, ONE_CLUSTER),
         used('l', "long", Nothing, "more of each"),
-        noted('M', "clusters", Value, ONE_CLUSTER),
+        taken('M', "clusters", Value, ONE_CLUSTER),
         used('h', "noheader", Nothing, "no header"),
         used('n', "norm", Nothing, "factors in place of points"),
         used('p', "partition", Value, "in these partitions"),
-        noted(NONE, "sibling", Nothing, ONE_CLUSTER),
+        taken(NONE, "sibling", Nothing, ONE_CLUSTER),
         refused('S', "sort", Value, "they stand in their order"),
         used(NONE, "usage", Nothing, "how it is called"),
         used('u', "user", Value, "of these users"),
-        noted('v', "verbose", Nothing, NO_MORE_TALK),
+        taken('v', "verbose", Nothing, NO_MORE_TALK),
         used('V', "version", Nothing, "the version"),
         used('w', "weights", Nothing, "what each factor counts"),
     ],

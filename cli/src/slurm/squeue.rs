@@ -8,7 +8,7 @@ use carrel_proto::v1::JobState;
 use super::format::{self, Field, Layout, Part};
 use super::job::{self, NULL, Row};
 use super::options::Takes::{Nothing, Perhaps, Value};
-use super::options::{Given, NO_MORE_TALK, NONE, ONE_CLUSTER, Usage, noted, refused, used};
+use super::options::{Given, NO_MORE_TALK, NONE, ONE_CLUSTER, Usage, noted, refused, taken, used};
 use super::{Called, json, words};
 use crate::error::{CliError, Result};
 use crate::{output, view};
@@ -20,7 +20,7 @@ pub const USAGE: Usage = Usage {
     about: "Lists jobs that wait and run.",
     options: &[
         used('A', "account", Value, "on these accounts"),
-        noted('a', "all", Nothing, "no partition is hidden"),
+        taken('a', "all", Nothing, "no partition is hidden"),
         used('r', "array", Nothing, "a line for each task of an array"),
         noted(
             NONE,
@@ -28,37 +28,37 @@ pub const USAGE: Usage = Usage {
             Nothing,
             "tasks that wait stand in one line without it",
         ),
-        noted(NONE, "federation", Nothing, ONE_CLUSTER),
+        taken(NONE, "federation", Nothing, ONE_CLUSTER),
         used('o', "format", Value, "what is shown: \"%.18i %.9P %R\""),
         used('O', "Format", Value, "the same by long names: jobid:10,state"),
         used(NONE, "help", Nothing, "this text"),
-        noted(NONE, "hide", Nothing, "no partition is hidden"),
+        taken(NONE, "hide", Nothing, "no partition is hidden"),
         used('i', "iterate", Value, "again every so many seconds"),
         used('j', "jobs", Perhaps, "these jobs: 12,13_4"),
         used(NONE, "json", Perhaps, "as JSON, with Slurm's names"),
         refused('L', "licenses", Value, "there are no licenses"),
-        noted(NONE, "local", Nothing, ONE_CLUSTER),
+        taken(NONE, "local", Nothing, ONE_CLUSTER),
         used('l', "long", Nothing, "more of each"),
-        noted('M', "clusters", Value, ONE_CLUSTER),
+        taken('M', "clusters", Value, ONE_CLUSTER),
         used(NONE, "me", Nothing, "one's own"),
         used('n', "name", Value, "of these names"),
         used('h', "noheader", Nothing, "no header"),
         used(NONE, "noconvert", Nothing, "units are as they are"),
         used('w', "nodelist", Value, "on these nodes"),
         used(NONE, "notme", Nothing, "others'"),
-        noted(NONE, "only-job-state", Nothing, "everything is known"),
+        taken(NONE, "only-job-state", Nothing, "everything is known"),
         used('p', "partition", Value, "in these partitions"),
-        noted('P', "priority", Nothing, "a job is in one partition"),
+        taken('P', "priority", Nothing, "a job is in one partition"),
         used('q', "qos", Value, "with these QOS"),
         used('R', "reservation", Value, "in these reservations"),
-        noted(NONE, "sibling", Nothing, ONE_CLUSTER),
+        taken(NONE, "sibling", Nothing, ONE_CLUSTER),
         used('S', "sort", Value, "in this order: P,-p,i"),
         used(NONE, "start", Nothing, "when those that wait start"),
         used('t', "states", Value, "in these states: PD,R, or all"),
         refused('s', "step", Perhaps, "steps are not listed"),
         used(NONE, "usage", Nothing, "how it is called"),
         used('u', "user", Value, "of these users"),
-        noted('v', "verbose", Nothing, NO_MORE_TALK),
+        taken('v', "verbose", Nothing, NO_MORE_TALK),
         used('V', "version", Nothing, "the version"),
         refused(NONE, "yaml", Perhaps, "--json is there"),
     ],
@@ -104,7 +104,9 @@ pub const FIELDS: &[Field<Row>] = &[
     field('I', "Cores", "CORES_PER_SOCKET", |_| "*".to_owned()),
     field('j', "Name", "NAME", |job| job.name.clone()),
     field('J', "Threads", "THREADS_PER_CORE", |_| "*".to_owned()),
-    field('k', "Comment", "COMMENT", |_| NULL.to_owned()),
+    field('k', "Comment", "COMMENT", |job| {
+        some(job.what.comment.clone(), NULL)
+    }),
     field('K', "ArrayTaskID", "ARRAY_TASK_ID", |job| {
         some(job.tasks(), "N/A")
     }),

@@ -105,7 +105,6 @@ const OTHERS: &[Opt] = &[
     refused('F', "nodefile", Value, "--nodelist names nodes"),
     noted(NONE, "whole", Nothing, "steps share nodes, and not CPUs"),
     noted(NONE, "accel-bind", Value, "CPUs follow the GPUs"),
-    noted(NONE, "mincpus", Value, "-c says how many CPUs tasks have"),
     refused(NONE, "gpus-per-socket", Value, CPUS_ALONE),
     refused(
         NONE,

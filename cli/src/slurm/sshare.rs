@@ -4,7 +4,7 @@ use carrel_proto::v1;
 
 use super::format::{self, Field};
 use super::options::Takes::{Nothing, Perhaps, Value};
-use super::options::{Given, NO_MORE_TALK, NONE, ONE_CLUSTER, Usage, noted, refused, used};
+use super::options::{Given, NO_MORE_TALK, NONE, ONE_CLUSTER, Usage, refused, taken, used};
 use super::{Called, sacct, user_name};
 use crate::error::Result;
 use crate::output;
@@ -29,7 +29,7 @@ pub const USAGE: Usage = Usage {
             "`carrel admin account list --output json` is there",
         ),
         used('l', "long", Nothing, "more of each"),
-        noted('M', "clusters", Value, ONE_CLUSTER),
+        taken('M', "clusters", Value, ONE_CLUSTER),
         refused(
             'm',
             "partition",
@@ -41,7 +41,7 @@ pub const USAGE: Usage = Usage {
         used('u', "users", Value, "these users"),
         used('U', "Users", Nothing, "users, and not accounts"),
         used(NONE, "usage", Nothing, "how it is called"),
-        noted('v', "verbose", Nothing, NO_MORE_TALK),
+        taken('v', "verbose", Nothing, NO_MORE_TALK),
         used('V', "version", Nothing, "the version"),
     ],
 };

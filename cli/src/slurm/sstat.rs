@@ -5,7 +5,7 @@ use carrel_proto::v1::{self, JobState};
 use super::format::{self, Field};
 use super::job::{self, Row};
 use super::options::Takes::{Nothing, Perhaps, Value};
-use super::options::{Given, NO_MORE_TALK, NONE, Usage, noted, refused, used};
+use super::options::{Given, NO_MORE_TALK, NONE, Usage, refused, taken, used};
 use super::{Called, sacct, words};
 use crate::context::request;
 use crate::error::{CliError, Result};
@@ -17,7 +17,7 @@ pub const USAGE: Usage = Usage {
     line: "[OPTIONS] -j JOB[,JOB…]",
     about: "Lists what jobs that run use, as far as their nodes measure it.",
     options: &[
-        noted('a', "allsteps", Nothing, "a job has one step that is measured"),
+        taken('a', "allsteps", Nothing, "a job has one step that is measured"),
         used(NONE, "delimiter", Value, "between fields, with -p and -P"),
         used('o', "format", Value, "what is shown: JobID,AveCPU,MaxRSS"),
         used('h', "help", Nothing, "this text"),
@@ -30,7 +30,7 @@ pub const USAGE: Usage = Usage {
         used('p', "parsable", Nothing, "'|' behind each field"),
         used('P', "parsable2", Nothing, "'|' between fields"),
         used(NONE, "usage", Nothing, "how it is called"),
-        noted('v', "verbose", Nothing, NO_MORE_TALK),
+        taken('v', "verbose", Nothing, NO_MORE_TALK),
         used('V', "version", Nothing, "the version"),
     ],
 };

@@ -289,6 +289,27 @@ pub fn time_gone_by(text: &str) -> Result<i64> {
         .map_err(|rule| CliError::usage(format!("Invalid time specification ({text})")).hint(rule))
 }
 
+/// What a node has, as its `CfgTRES`.
+pub fn node_tres(node: &v1::Node) -> String {
+    let inventory = node.inventory.clone().unwrap_or_default();
+    tres(inventory.cpus, inventory.memory_bytes, inventory.gpus.len())
+}
+
+/// What jobs hold of a node, as its `AllocTRES`.
+pub fn node_tres_held(node: &v1::Node) -> String {
+    let held = node.gpu_holders.iter().filter(|gpu| !gpu.holders.is_empty());
+    tres(node.cpus_held, node.memory_held, held.count())
+}
+
+fn tres(cpus: u32, bytes: u64, gpus: usize) -> String {
+    let gpus = if gpus > 0 {
+        format!(",gres/gpu={gpus}")
+    } else {
+        String::new()
+    };
+    format!("cpu={cpus},mem={}{gpus}", memory(bytes))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -421,5 +442,26 @@ mod tests {
             assert!(at(text).is_err(), "{text}");
         }
         assert_eq!(strftime("%d.%m.%y %H:%M %s %%", 0), "01.01.70 00:00 0 %");
+    }
+
+    #[test]
+    fn nodes_say_what_they_have_and_what_jobs_hold() {
+        let gpu = |holders: usize| v1::GpuHolders {
+            holders: vec![v1::GpuHolder::default(); holders],
+        };
+        let node = v1::Node {
+            inventory: Some(v1::Inventory {
+                cpus: 104,
+                memory_bytes: 2 << 40,
+                gpus: vec![v1::GpuInfo::default(); 2],
+                ..v1::Inventory::default()
+            }),
+            cpus_held: 4,
+            memory_held: 1 << 30,
+            gpu_holders: vec![gpu(1), gpu(0)],
+            ..v1::Node::default()
+        };
+        assert_eq!(node_tres(&node), "cpu=104,mem=2048G,gres/gpu=2");
+        assert_eq!(node_tres_held(&node), "cpu=4,mem=1G,gres/gpu=1");
     }
 }

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 
 use carrel_proto::v1;
 
-use carrel_core::model::host_list::in_short;
+use carrel_core::model::host_list::{self, in_short};
+use carrel_core::model::ids::NodeName;
 
 /// Variables by name.
 pub type Variables = BTreeMap<String, String>;
@@ -54,8 +55,10 @@ pub fn of_step(start: &v1::StepStart, step: u32, own: Variables) -> Variables {
     put("SLURM_STEP_NUM_TASKS", tasks.to_string());
     put("SLURM_NTASKS", tasks.to_string());
     put("SLURM_NPROCS", tasks.to_string());
-    put("SLURM_STEP_NODELIST", start.nodes.join(","));
-    put("SLURM_NODELIST", start.nodes.join(","));
+    let names: Result<Vec<NodeName>, _> = start.nodes.iter().map(|node| node.parse()).collect();
+    let list = names.map_or_else(|_| start.nodes.join(","), |names| host_list::format(&names));
+    put("SLURM_STEP_NODELIST", list.clone());
+    put("SLURM_NODELIST", list);
     put("SLURM_STEP_TASKS_PER_NODE", in_short(&start.tasks_per_node));
     put("SLURM_TASKS_PER_NODE", in_short(&start.tasks_per_node));
     put("SLURM_NODEID", start.node_index.to_string());
@@ -64,7 +67,32 @@ pub fn of_step(start: &v1::StepStart, step: u32, own: Variables) -> Variables {
     put("SLURM_GTIDS", ranks.join(","));
     put("WORLD_SIZE", tasks.to_string());
     put("LOCAL_WORLD_SIZE", start.ranks.len().to_string());
+    match (start.gpus, all.get("SLURM_JOB_GPUS").cloned()) {
+        (None, Some(gpus)) if start.gpus_per_task.is_none() => {
+            all.insert("SLURM_STEP_GPUS".to_owned(), gpus);
+        }
+        // It may come from the step that this one is begun in.
+        _ => drop(all.remove("SLURM_STEP_GPUS")),
+    }
     all
+}
+
+/// The host's numbers of some of the job's GPUs, which are named as in `CUDA_VISIBLE_DEVICES`: programs count with
+/// them. Slices share a number.
+fn numbers(all: &Variables, gpus: &[String]) -> Option<String> {
+    let of = |name: &str| all.get(name).map(|list| list.split(',').collect::<Vec<_>>());
+    let (names, numbers) = (of("CUDA_VISIBLE_DEVICES")?, of("SLURM_JOB_GPUS")?);
+    let number = |gpu: &String| {
+        let at = names.iter().position(|name| name == gpu)?;
+        match numbers[..] {
+            [only] => Some(only),
+            _ if numbers.len() == names.len() => numbers.get(at).copied(),
+            _ => None,
+        }
+    };
+    let mut found = gpus.iter().map(number).collect::<Option<Vec<_>>>()?;
+    found.dedup();
+    Some(found.join(","))
 }
 
 /// What one task has besides.
@@ -76,8 +104,11 @@ pub fn of_task(all: &Variables, rank: u32, local: usize, gpus: Option<&[String]>
     put("RANK", rank.to_string());
     put("LOCAL_RANK", local.to_string());
     if let Some(gpus) = gpus {
+        put(
+            "SLURM_STEP_GPUS",
+            numbers(all, gpus).unwrap_or_else(|| gpus.join(",")),
+        );
         put("CUDA_VISIBLE_DEVICES", gpus.join(","));
-        put("SLURM_STEP_GPUS", gpus.join(","));
         put("SLURM_GPUS_ON_NODE", gpus.len().to_string());
     }
     env
@@ -111,6 +142,7 @@ mod tests {
     fn own() -> Variables {
         let pairs = [
             ("CUDA_VISIBLE_DEVICES", "GPU-1,GPU-2"),
+            ("SLURM_JOB_GPUS", "5,2"),
             ("PATH", "/bin"),
             ("SLURM_JOB_ID", "5"),
             ("MASTER_PORT", "1"),
@@ -138,6 +170,10 @@ mod tests {
             ("WORLD_SIZE", "4"),
             ("LOCAL_WORLD_SIZE", "2"),
             ("CUDA_VISIBLE_DEVICES", "GPU-2"),
+            ("SLURM_STEP_GPUS", "2"),
+            ("SLURM_JOB_GPUS", "5,2"),
+            ("SLURM_STEP_NODELIST", "n[1-2]"),
+            ("SLURM_NODELIST", "n[1-2]"),
             ("MASTER_PORT", "1"),
             ("SEED", "7"),
             ("PATH", "/bin"),

@@ -95,6 +95,8 @@ pub struct Batch {
     mail_type: Option<String>,
     /// To whom; null: its user, by name.
     mail_user: Option<String>,
+    /// What its user says of it.
+    comment: Option<String>,
 }
 
 impl From<v1::Batch> for Batch {
@@ -110,6 +112,7 @@ impl From<v1::Batch> for Batch {
             submit_dir: some(batch.submit_dir),
             mail_type: some(batch.mail_type),
             mail_user: some(batch.mail_user),
+            comment: some(batch.comment),
         }
     }
 }

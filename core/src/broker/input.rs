@@ -119,6 +119,8 @@ pub struct SubmitJob {
     pub output: Output,
     /// From where it is submitted.
     pub submitted_from: Place,
+    /// What its user says of it; empty: nothing.
+    pub comment: String,
     /// It is queued again when a node of it is lost.
     pub requeue: bool,
     /// When it may start.

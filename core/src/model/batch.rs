@@ -45,6 +45,9 @@ pub struct Batch {
     /// What its user wants to be told by mail.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mail: Option<MailWish>,
+    /// What its user says of it: for people and their programs; empty: nothing.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub comment: String,
     /// Made by the client: a repeated request with one key has one effect; empty: not repeated.
     #[serde(default)]
     pub request_key: String,

@@ -55,6 +55,7 @@ impl World {
             script: None,
             output: Output::default(),
             submitted_from: Place::default(),
+            comment: String::new(),
             request_key: String::new(),
             requeue: self.rng.one_in(2),
             mail: None,

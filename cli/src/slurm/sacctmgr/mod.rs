@@ -4,7 +4,7 @@ mod entities;
 
 use super::format::{self, Column, Style};
 use super::options::Takes::{Nothing, Perhaps, Value};
-use super::options::{Given, NO_MORE_TALK, NONE, ONE_CLUSTER, Usage, noted, refused, used};
+use super::options::{Given, NO_MORE_TALK, NONE, ONE_CLUSTER, Usage, refused, taken, used};
 use super::{Called, sacct, user_name};
 use crate::error::{CliError, Result};
 use crate::output;
@@ -24,22 +24,22 @@ pub const USAGE: Usage = Usage {
         ),
         used(NONE, "delimiter", Value, "between fields, with -p and -P"),
         used('h', "help", Nothing, "this text"),
-        noted('i', "immediate", Nothing, "nothing is changed"),
+        taken('i', "immediate", Nothing, "nothing is changed"),
         refused(
             NONE,
             "json",
             Perhaps,
             "`carrel admin … list --output json` is there",
         ),
-        noted('M', "clusters", Value, ONE_CLUSTER),
+        taken('M', "clusters", Value, ONE_CLUSTER),
         used('n', "noheader", Nothing, "no header"),
-        noted('o', "oneliner", Nothing, "each has a line of its own"),
+        taken('o', "oneliner", Nothing, "each has a line of its own"),
         used('p', "parsable", Nothing, "'|' behind each field"),
         used('P', "parsable2", Nothing, "'|' between fields"),
         used('Q', "quiet", Nothing, "nothing more is said"),
         used('r', "readonly", Nothing, "nothing is changed"),
         used(NONE, "usage", Nothing, "how it is called"),
-        noted('v', "verbose", Nothing, NO_MORE_TALK),
+        taken('v', "verbose", Nothing, NO_MORE_TALK),
         used('V', "version", Nothing, "the version"),
         refused(
             NONE,

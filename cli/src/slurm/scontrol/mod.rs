@@ -7,7 +7,7 @@ use carrel_core::model::host_list;
 use carrel_proto::v1;
 
 use super::options::Takes::{Nothing, Perhaps, Value};
-use super::options::{Given, NO_MORE_TALK, NONE, ONE_CLUSTER, Usage, noted, refused, used};
+use super::options::{Given, NO_MORE_TALK, NONE, ONE_CLUSTER, Usage, refused, taken, used};
 use super::{Called, job};
 use crate::context::request;
 use crate::error::{CliError, Result};
@@ -21,21 +21,21 @@ pub const USAGE: Usage = Usage {
     about: "show job|node|partition|reservation|hostnames|hostlist|config, update, hold, uhold, release, requeue, \
             requeuehold, top, ping, version.",
     options: &[
-        noted('a', "all", Nothing, "no partition is hidden"),
-        noted('M', "clusters", Value, ONE_CLUSTER),
+        taken('a', "all", Nothing, "no partition is hidden"),
+        taken('M', "clusters", Value, ONE_CLUSTER),
         used('d', "details", Nothing, "GPUs and CPUs of each node"),
-        noted(NONE, "federation", Nothing, ONE_CLUSTER),
-        noted('F', "future", Nothing, "there are no nodes to come"),
+        taken(NONE, "federation", Nothing, ONE_CLUSTER),
+        taken('F', "future", Nothing, "there are no nodes to come"),
         used('h', "help", Nothing, "this text"),
-        noted(NONE, "hide", Nothing, "no partition is hidden"),
+        taken(NONE, "hide", Nothing, "no partition is hidden"),
         used(NONE, "json", Perhaps, "as JSON, with Slurm's names"),
-        noted(NONE, "local", Nothing, ONE_CLUSTER),
+        taken(NONE, "local", Nothing, ONE_CLUSTER),
         used('o', "oneliner", Nothing, "a line for each"),
-        noted('Q', "quiet", Nothing, "only what went wrong is said"),
-        noted(NONE, "sibling", Nothing, ONE_CLUSTER),
+        taken('Q', "quiet", Nothing, "only what went wrong is said"),
+        taken(NONE, "sibling", Nothing, ONE_CLUSTER),
         refused('u', "uid", Value, "whoever asks is meant"),
         used(NONE, "usage", Nothing, "how it is called"),
-        noted('v', "verbose", Nothing, NO_MORE_TALK),
+        taken('v', "verbose", Nothing, NO_MORE_TALK),
         used('V', "version", Nothing, "the version"),
         refused(NONE, "yaml", Perhaps, "--json is there"),
     ],

@@ -41,6 +41,7 @@ pub async fn run(called: &Called, given: &Given, words: &[&str]) -> Result<u8> {
     let what = what.to_ascii_lowercase();
     let which = glued.or_else(|| words.get(1).copied());
     match what.as_str() {
+        "license" | "licenses" => output::text("No licenses configured in Slurm.\n").map(|()| 0),
         "hostnames" | "hostname" | "hostlist" | "hostlistsorted" => {
             let kind = if what == "hostname" {
                 "hostnames"
@@ -237,6 +238,9 @@ fn record_of(job: &Row, details: &[v1::NodeAllocation]) -> Record {
         vec![("Command", job.command())],
         vec![("WorkDir", or_null(&job.what.workdir))],
     ]);
+    if !job.what.comment.is_empty() {
+        lines.push(vec![("Comment", job.what.comment.clone())]);
+    }
     if !job.terms.reservation.is_empty() {
         lines.push(vec![("Reservation", job.terms.reservation.clone())]);
     }
@@ -277,20 +281,6 @@ async fn nodes(called: &Called, given: &Given, which: Option<&str>) -> Result<u8
 
 fn node_record(node: &v1::Node, partitions: &[String]) -> Record {
     let inventory = node.inventory.clone().unwrap_or_default();
-    let gpus = inventory.gpus.len();
-    let held: usize = node
-        .gpu_holders
-        .iter()
-        .filter(|gpu| !gpu.holders.is_empty())
-        .count();
-    let tres = |cpus: u32, memory: u64, gpus: usize| {
-        let gpus = if gpus > 0 {
-            format!(",gres/gpu={gpus}")
-        } else {
-            String::new()
-        };
-        format!("cpu={cpus},mem={}{gpus}", words::memory(memory))
-    };
     let mut lines = vec![
         vec![
             ("NodeName", node.name.clone()),
@@ -315,7 +305,10 @@ fn node_record(node: &v1::Node, partitions: &[String]) -> Record {
         vec![
             ("RealMemory", (inventory.memory_bytes >> 20).to_string()),
             ("AllocMem", (node.memory_held >> 20).to_string()),
-            ("FreeMem", "N/A".to_owned()),
+            (
+                "FreeMem",
+                (inventory.memory_bytes.saturating_sub(node.memory_held) >> 20).to_string(),
+            ),
             ("Sockets", "1".to_owned()),
             ("Boards", "1".to_owned()),
         ],
@@ -333,11 +326,11 @@ fn node_record(node: &v1::Node, partitions: &[String]) -> Record {
             ("SlurmdStartTime", "None".to_owned()),
             ("LastBusyTime", words::stamp(node.last_contact_ms)),
         ],
-        vec![("CfgTRES", tres(inventory.cpus, inventory.memory_bytes, gpus))],
+        vec![("CfgTRES", words::node_tres(node))],
         vec![(
             "AllocTRES",
             if node.cpus_held > 0 {
-                tres(node.cpus_held, node.memory_held, held)
+                words::node_tres_held(node)
             } else {
                 String::new()
             },
@@ -501,16 +494,28 @@ async fn config(called: &Called) -> Result<u8> {
     let cluster = client.get_cluster(v1::GetClusterRequest {}).await?.into_inner();
     let time = |seconds: u64| words::long_clock(seconds);
     let pairs = [
+        (
+            "AccountingStorageTRES",
+            "cpu,mem,energy,node,billing,gres/gpu".to_owned(),
+        ),
         ("AccountingStorageType", "accounting_storage/carrel".to_owned()),
+        ("AccountingStoreFlags", "job_comment".to_owned()),
         ("ClusterName", cluster.name),
         ("DefaultTime", time(cluster.default_time_s)),
         ("GresTypes", "gpu".to_owned()),
+        // Slurm's number is that behind the last index.
+        (
+            "MaxArraySize",
+            (carrel_core::model::indices::MAX_INDEX + 1).to_string(),
+        ),
         ("MaxTime", time(cluster.max_time_s)),
         // Jobs that are over stay in the broker's memory for so long.
         ("MinJobAge", "3600 sec".to_owned()),
         ("PriorityType", "priority/multifactor".to_owned()),
         ("SchedulerType", "sched/backfill".to_owned()),
         ("SelectType", "select/cons_tres".to_owned()),
+        ("SelectTypeParameters", "CR_CPU_MEMORY".to_owned()),
+        ("SlurmctldHost[0]", called.context.address()?.to_string()),
         ("SLURM_VERSION", super::super::LIKE.to_owned()),
         ("CARREL_VERSION", cluster.version),
     ];

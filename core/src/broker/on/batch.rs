@@ -23,6 +23,8 @@ const MAX_COMMAND_BYTES: usize = 64 * 1024;
 pub const MAX_SCRIPT: usize = 256 * 1024;
 /// Bytes of a job's name: it is among the labels of its containers.
 const MAX_NAME: usize = 200;
+/// Bytes of what a user says of a job: programs write a line of words there.
+const MAX_COMMENT: usize = 4_096;
 /// Bytes of a file's name, as the kernel takes it (`PATH_MAX`).
 const MAX_PATH: usize = 4_096;
 
@@ -98,6 +100,7 @@ impl Broker {
                 submitted_from: request.submitted_from,
                 submitted_by: caller.job().map(|own| own.job),
                 mail: request.mail,
+                comment: request.comment,
                 request_key: request.request_key,
             })),
             array,
@@ -309,6 +312,11 @@ fn must_be_runnable(request: &SubmitJob) -> Result<(), Reject> {
                 path.escape_debug().to_string()
             ));
         }
+    }
+    if request.comment.len() > MAX_COMMENT || request.comment.chars().any(char::is_control) {
+        return invalid(format!(
+            "a job's comment has at most {MAX_COMMENT} bytes, and no control characters"
+        ));
     }
     if let Some(wrong) = request.mail.as_ref().and_then(MailWish::wrong) {
         return invalid(wrong);

@@ -21,6 +21,7 @@ fn request(array: Option<&str>, count: u32) -> SubmitJob {
         script: None,
         output: Files::default(),
         submitted_from: Place::default(),
+        comment: String::new(),
         requeue: true,
         mail: None,
         start: StartWish::default(),

@@ -251,6 +251,7 @@ fn a_job_submits_what_is_no_wider_than_itself() {
         script: None,
         output: Files::default(),
         submitted_from: Place::default(),
+        comment: String::new(),
         requeue: true,
         mail: None,
         start: StartWish::default(),

@@ -314,6 +314,7 @@ fn singletons_follow_each_other() {
             script: None,
             output: Output::default(),
             submitted_from: Place::default(),
+            comment: String::new(),
             request_key: String::new(),
             array: None,
             requeue: true,

@@ -40,6 +40,7 @@ impl Post {
             script: None,
             output: Files::default(),
             submitted_from: Place::default(),
+            comment: String::new(),
             request_key: String::new(),
             array: array.map(|text| text.parse().expect("tasks")),
             requeue: true,
