@@ -65,6 +65,12 @@ impl Runtime {
     async fn end_task(&self, key: JobKey) -> Result<Exit> {
         let note = self.job_dir(key).join("exit.json");
         let Some(task) = self.task(key).await? else {
+            // An agent that died while its process was being deleted leaves one that has forgotten it, and that ends
+            // only when it is asked again.
+            if let Err(error) = self.delete_task(key).await {
+                // Nothing of the job is in it.
+                tracing::warn!(job = %key, error = format!("{error:#}"), "a shim may be left");
+            }
             let noted = fs::read(note)
                 .ok()
                 .and_then(|bytes| serde_json::from_slice(&bytes).ok());
@@ -91,16 +97,7 @@ impl Runtime {
         // With the task goes the cgroup, and with that what it counted.
         let counted = self.exit(key, None);
         let was_started = self.was_started(key);
-        let delete = containerd.request(DeleteTaskRequest { container_id: id });
-        let deleted = containerd
-            .tasks()
-            .delete(delete)
-            .await
-            .absent_ok()
-            .told("deleting its process")?;
-        let code = deleted
-            .filter(|_| was_started)
-            .map(|deleted| deleted.exit_status as i32);
+        let code = self.delete_task(key).await?.filter(|_| was_started);
         let exit = Exit {
             code: counted.code.or(code),
             ..counted
@@ -111,6 +108,17 @@ impl Runtime {
             return Err(error).context("noting how it ended");
         }
         Ok(exit)
+    }
+
+    /// Has containerd forget a process that has ended, and end what watched over it; its exit status. Absent is fine.
+    async fn delete_task(&self, key: JobKey) -> Result<Option<i32>> {
+        let containerd = &self.inner.containerd;
+        let delete = containerd.request(DeleteTaskRequest {
+            container_id: container_id(key),
+        });
+        let deleted = containerd.tasks().delete(delete).await.absent_ok();
+        let deleted = deleted.told("deleting its process")?;
+        Ok(deleted.map(|deleted| deleted.exit_status as i32))
     }
 
     /// Kills what is left when containerd knows of nothing: its record may have been lost.
