@@ -39,6 +39,15 @@ pub struct LedgerEntry {
     pub detail: String,
     /// Exit code of process 1, or 128 + signal.
     pub exit_code: Option<i32>,
+    /// Its carrel-init was up once: its end is no failed start.
+    #[serde(default)]
+    pub was_ready: bool,
+    /// The exit code is that of the job's command, which ended by itself.
+    #[serde(default)]
+    pub by_command: bool,
+    /// Of one that was being ended: it has ended, or its time of grace was over.
+    #[serde(default)]
+    pub removing: bool,
 }
 
 /// How far a job is, as far as it matters after a restart.
@@ -74,6 +83,9 @@ impl Agent {
                 cause: entry.cause,
                 detail: entry.detail.clone(),
                 exit_code: entry.exit_code,
+                was_ready: entry.was_ready,
+                by_command: entry.by_command,
+                removing: matches!(entry.phase, Phase::Removing { .. }),
             })
         });
         Ledger {
@@ -90,7 +102,7 @@ impl Agent {
         }
     }
 
-    pub(super) fn load(&mut self, ledger: Ledger) {
+    pub(super) fn load(&mut self, ledger: Ledger, boot_ms: u64) {
         self.rebooted = ledger.boot_id != self.myself.boot_id;
         if !self.rebooted {
             self.lease.end = ledger.lease_end_ms;
@@ -110,17 +122,26 @@ impl Agent {
             cause,
             detail,
             exit_code,
+            was_ready,
+            by_command,
+            removing,
         } in ledger.entries
         {
             let phase = match stage {
                 Stage::Starting | Stage::Ready => Phase::Held { retry_at: 0 },
+                // No grace anew: nobody in it may work on.
+                Stage::Ending if removing => Phase::Removing {
+                    since: boot_ms,
+                    retry_at: Some(boot_ms),
+                },
                 Stage::Ending => Phase::Stopping { kill_at: 0 },
                 Stage::Released => Phase::Released,
             };
             let mut entry = Entry::new(holding, phase);
-            entry.was_ready = stage == Stage::Ready;
+            entry.was_ready = was_ready || stage == Stage::Ready;
             entry.cause = cause;
             entry.exit_code = exit_code;
+            entry.by_command = by_command;
             entry.detail = detail;
             self.entries.insert(key, entry);
         }

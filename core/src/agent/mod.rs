@@ -361,7 +361,7 @@ impl Agent {
             out: Output::default(),
         };
         if let Some(ledger) = ledger {
-            agent.load(ledger);
+            agent.load(ledger, now.boot_ms);
         }
         agent
     }

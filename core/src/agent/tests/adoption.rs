@@ -132,6 +132,74 @@ fn an_interrupted_end_goes_on() {
     );
 }
 
+/// A command chose carrel-init's own word for the end of a lease, or ended well: whoever clears it away, and whatever
+/// containerd still knows of it.
+#[test]
+fn a_commands_end_is_its_own_though_the_agent_dies_over_it() {
+    for code in [0, 3, 75] {
+        let ended = FoundState::Ended {
+            code: Some(code),
+            out_of_memory: false,
+            command: true,
+        };
+        for state in [Some(ended), Some(FoundState::Lost), None] {
+            let mut rig = Rig::new();
+            rig.run(&job(1, &[0]));
+            rig.event(
+                key(1),
+                ContainerEvent::Exited {
+                    code: Some(code),
+                    out_of_memory: false,
+                    command: true,
+                    detail: String::new(),
+                },
+            );
+            rig.restart(1_000, "boot-1");
+            let found = state.map(|state| found(&job(1, &[0]), state));
+            rig.input(Input::World(found.into_iter().collect()));
+            rig.event(
+                key(1),
+                ContainerEvent::Released {
+                    code: Some(code),
+                    out_of_memory: false,
+                    command: true,
+                },
+            );
+            let seen = rig.seen(key(1)).expect("reported");
+            assert_eq!(
+                (seen.cause, seen.exit_code, &*seen.detail),
+                (Some(EndCause::Exited), Some(code), ""),
+                "{code}, found {state:?}"
+            );
+        }
+    }
+}
+
+/// What was being cleared away is cleared away, and is not asked to end in its own time once more; containerd may take
+/// it for running, or know nothing of it.
+#[test]
+fn a_removal_goes_on_at_once() {
+    for state in [Some(FoundState::Running), Some(FoundState::Lost), None] {
+        let mut rig = Rig::new();
+        rig.run(&job(1, &[0]));
+        rig.want(Vec::new(), vec![tombstone(1)]);
+        rig.pass(5_000 + KILL_MARGIN_MS);
+        rig.restart(1_000, "boot-1");
+        let found = state.map(|state| found(&job(1, &[0]), state));
+        let actions = rig.input(Input::World(found.into_iter().collect()));
+        assert!(actions.contains(&Action::Remove(key(1))), "{actions:?}");
+        let stops = |action: &Action| matches!(action, Action::Stop { .. });
+        assert!(!actions.iter().any(stops), "{actions:?}");
+        assert_eq!(rig.agent.drained, BTreeMap::new(), "it has just begun");
+        rig.event(key(1), released());
+        let seen = rig.seen(key(1)).expect("reported");
+        assert_eq!(
+            (seen.phase, seen.cause),
+            (ObservedPhase::Released, Some(EndCause::Tombstone))
+        );
+    }
+}
+
 #[test]
 fn a_restarted_node_has_released_its_jobs_and_says_why() {
     let mut rig = Rig::new();
