@@ -368,6 +368,9 @@ fn ending(
     had: &MemoryHad,
 ) -> Ending {
     let what = match (kind, seen.exit_code) {
+        // The command is on the first node alone.
+        (JobKind::Batch, Some(code)) if seen.rank > 0 => format!("its container ended with exit code {code}"),
+        (JobKind::Batch, None) if seen.rank > 0 => "its container ended".to_owned(),
         (JobKind::Interactive, _) => "its container ended".to_owned(),
         (JobKind::Batch, Some(0) | None) => "its command ended".to_owned(),
         (JobKind::Batch, Some(code)) => format!("its command ended with exit code {code}"),

@@ -228,3 +228,39 @@ fn who_gives_no_name_says_what_slurm_would_call_it() {
         assert_eq!(env["SLURM_JOB_NAME"], called);
     }
 }
+
+/// Only the first node has the command: of another one it is the container that ended, and the whole gang ends with it.
+#[test]
+fn a_container_that_ends_alone_is_named() {
+    let mut world = World::new(&["net1", "net2"]);
+    let mut spec = gpus(8);
+    spec.request.nodes = 2;
+    let id = world.submit("alice", spec);
+    for name in ["net1", "net2"] {
+        let ready = world.seen(id, name, ObservedPhase::Ready);
+        world.report(name, vec![ready]);
+    }
+    let other = world.job(id).placed().expect("placed").allocation.nodes[1]
+        .node
+        .to_string();
+    let mut killed = world.seen(id, &other, ObservedPhase::Released);
+    killed.cause = Some(EndCause::Exited);
+    killed.exit_code = Some(137);
+    world.report(&other, vec![killed]);
+    let first = world
+        .job(id)
+        .placed()
+        .expect("the other one is told")
+        .allocation
+        .nodes[0]
+        .node
+        .to_string();
+    let gone = world.seen(id, &first, ObservedPhase::Released);
+    world.report(&first, vec![gone]);
+    assert_eq!(world.state(id), JobState::Failed);
+    let reason = world.reason(id);
+    assert!(
+        reason.contains(&format!("its container ended with exit code 137 (node {other})")),
+        "{reason}"
+    );
+}
