@@ -43,6 +43,7 @@ mod userns;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use carrel_core::model::activity::HostUse;
@@ -83,8 +84,12 @@ pub use userns::{UserRanges, inside as root_inside};
 /// Lines of progress of one start that may wait to be told; there are fewer in all.
 const NOTES: usize = 16;
 /// States of a process, as `containerd.v1.types.Status` numbers them.
+const STATUS_UNKNOWN: i32 = 0;
 const STATUS_CREATED: i32 = 1;
 const STATUS_STOPPED: i32 = 3;
+
+/// How long it is asked how far a container is, where containerd does not know.
+const KNOWN_WITHIN: Duration = Duration::from_secs(5);
 
 /// The containers of one node. Cheap to clone.
 #[derive(Clone)]
@@ -460,9 +465,18 @@ impl Runtime {
         Ok(found.and_then(|response| response.process))
     }
 
-    /// How far a container is that containerd knows.
+    /// How far a container is that containerd knows. One that does not say it for long counts as running: what may run
+    /// holds what it has.
     async fn state(&self, key: JobKey) -> Result<ContainerState> {
-        Ok(match self.task(key).await? {
+        let began = Instant::now();
+        let mut task = self.task(key).await?;
+        // What watches over it is busy, with its start or its end, and containerd has waited two seconds for it.
+        while task.as_ref().is_some_and(|task| task.status == STATUS_UNKNOWN)
+            && began.elapsed() < KNOWN_WITHIN
+        {
+            task = self.task(key).await?;
+        }
+        Ok(match task {
             Some(task) if task.status == STATUS_STOPPED => {
                 ContainerState::Ended(self.exit(key, Some(task.exit_status as i32)))
             }
