@@ -20,6 +20,7 @@ mod fabric;
 mod faults;
 mod fence;
 mod forward;
+mod gang_kills;
 mod gangs;
 mod gpus;
 mod history;

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
+use crate::gates::Gates;
 use crate::image::Image;
 use crate::process::{Cmd, Daemon};
 use crate::programs::{Profile, Programs, repository};
@@ -59,6 +60,8 @@ pub struct Options {
     pub broker_room_mib: Option<u32>,
     /// Each node has a network namespace of its own, as a host has, on one bridge with the broker's: [`node_address`].
     pub networks: bool,
+    /// What nodes ask of runc can be held up: [`Cluster::gates`].
+    pub gates: bool,
 }
 
 impl Default for Options {
@@ -77,6 +80,7 @@ impl Default for Options {
             agent_configs: Vec::new(),
             broker_room_mib: None,
             networks: false,
+            gates: false,
         }
     }
 }
@@ -122,6 +126,9 @@ impl Cluster {
         }
         if options.networks {
             networks(&sandbox, options.hosts.len());
+        }
+        if options.gates {
+            Gates::of(sandbox.root()).install();
         }
         let daemon = |name: &str, env: &[(String, OsString)], program: &str, args: &[OsString]| {
             let mut argv = sandbox.argv(ROOT, env, sandbox.program(program).as_os_str());
@@ -206,6 +213,11 @@ impl Cluster {
     /// Its directory.
     pub fn root(&self) -> &Path {
         self.sandbox.root()
+    }
+
+    /// What holds up its nodes' containers; made with [`Options::gates`].
+    pub fn gates(&self) -> Gates {
+        Gates::of(self.root())
     }
 
     /// The namespaces that it lives in.

@@ -6,6 +6,7 @@
 
 pub mod chaos;
 pub mod cluster;
+pub mod gates;
 pub mod image;
 pub mod jobs;
 pub mod process;

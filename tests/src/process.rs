@@ -252,6 +252,13 @@ fn exit_code(status: ExitStatus) -> i32 {
         .unwrap_or(-1)
 }
 
+/// Whether a process does nothing because it was told so (proc(5): state T).
+fn stopped(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ")
+        .is_some_and(|(_, rest)| rest.starts_with('T'))
+}
+
 fn send(pid: Option<u32>, signal: Signal) {
     if let Some(pid) = pid {
         // It may have ended by itself just now: then there is nobody to send to.
@@ -319,6 +326,24 @@ impl Daemon {
         self.end(Signal::SIGKILL);
     }
 
+    /// Has it do nothing more, as on a host that hangs: until it is killed, or [`Self::go_on`].
+    ///
+    /// # Panics
+    /// It goes on.
+    pub fn stand_still(&self) {
+        let child = self.child.as_ref().expect("it runs");
+        send(Some(self.pid), Signal::SIGSTOP);
+        // nsenter(1) stops itself when its child is stopped, and has the child go on when it is continued.
+        wait::until(&format!("{} stands still", self.name), || {
+            stopped(self.pid) && stopped(child.id())
+        });
+    }
+
+    /// Has it go on after [`Self::stand_still`]; one that was killed meanwhile, or runs, is let be.
+    pub fn go_on(&self) {
+        send(self.child.as_ref().map(Child::id), Signal::SIGCONT);
+    }
+
     /// Asks it to end, and gives its exit code.
     ///
     /// # Panics
@@ -339,6 +364,8 @@ impl Daemon {
             return 0;
         };
         send(Some(self.pid), signal);
+        // What brought it into its sandbox stands still when it does: see `stand_still`.
+        send(Some(child.id()), Signal::SIGCONT);
         let status = wait::poll(wait::PATIENCE, || child.try_wait().expect("an own child"));
         exit_code(
             status.unwrap_or_else(|| panic!("{} did not end on {signal}:\n{}", self.name, self.last_log())),
