@@ -27,13 +27,11 @@ impl Lab {
     }
 
     fn read(&self, name: &str) -> String {
-        std::fs::read_to_string(self.cluster.sandbox().home(ALICE).join(name)).unwrap_or_default()
+        self.cluster.read(ALICE, name)
     }
 
     fn write(&self, name: &str, text: &str) {
-        let home = self.cluster.sandbox().home(ALICE);
-        std::fs::write(home.join(name), text).expect("own file");
-        std::os::unix::fs::chown(home.join(name), Some(ALICE.uid), Some(ALICE.uid)).expect("alice's file");
+        self.cluster.write(ALICE, name, text);
     }
 
     /// A notebook of these cells.

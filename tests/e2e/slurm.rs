@@ -160,6 +160,12 @@ fn the_environment_asks_as_the_man_pages_say() {
         (&"asked".into(), &480.into())
     );
     slurm.ok(&["scancel", id.trim()]);
+    // What has no name of its own is called by the command's.
+    let script = "#!/bin/sh\n#SBATCH -H\n#SBATCH --quiet\ntrue\n";
+    let said = slurm.cmd(&["sbatch"]).stdin(script).ok();
+    assert_eq!(said, "");
+    let jobs = slurm.ok(&["squeue", "--me", "-h", "-n", "sbatch", "-o", "%i"]);
+    slurm.ok(&["scancel", jobs.trim()]);
     let wrong = [("SBATCH_GPUS", "many")];
     let refused = slurm.with(&wrong, &["sbatch", "--hold", "--wrap", "true"]).run();
     assert!(
@@ -175,11 +181,11 @@ fn the_environment_asks_as_the_man_pages_say() {
     ];
     let command = [&SMALL[..], &["sh", "-c", told]].concat();
     let said = slurm.with(&env, &[&["salloc"][..], &command].concat()).ok();
-    assert_eq!(said, "1 3:00\n");
+    assert_eq!(said, "1 3:00");
     let said = slurm
         .with(&env, &[&["salloc", "-t", "5", "--gpus=2"][..], &command].concat())
         .ok();
-    assert_eq!(said, "2 5:00\n");
+    assert_eq!(said, "2 5:00");
     let said = slurm
         .with(
             &env,
@@ -191,7 +197,7 @@ fn the_environment_asks_as_the_man_pages_say() {
             .concat(),
         )
         .ok();
-    assert_eq!(said, "4:00\n");
+    assert_eq!(said, "4:00");
 }
 
 #[test]

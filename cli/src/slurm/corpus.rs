@@ -66,7 +66,7 @@ fn told(corpus: &Path, path: &Path) -> String {
     let mut words = call.split(' ').peekable();
     let mut own = BTreeMap::new();
     while let Some((name, value)) = words
-        .next_if(|word| is_variable(&word))
+        .next_if(|word| is_variable(word))
         .and_then(|word| word.split_once('='))
     {
         own.insert(name.to_owned(), value.to_owned());
