@@ -226,7 +226,7 @@ mod tests {
             assert!(run(line).others.is_empty(), "{line}");
         }
         let step =
-            run("carrel run -o a.%j -p all -K1 ./a : -o b.%j -e b.err -p all --label --wait=60 -K1 ./b");
+            run("carrel run -o a.%j -p all -K ./a : -o b.%j -e b.err -p all --label --wait=60 -K=1 ./b");
         assert_eq!(step.others[0].stderr.as_deref(), Some("b.err"));
         for (line, flag) in [
             ("carrel run a : --pty b", "--pty"),

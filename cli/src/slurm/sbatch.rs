@@ -111,7 +111,8 @@ mod tests {
         assert_eq!(args.options.request.tasks.ntasks, Some(4));
         assert_eq!(args.what, ["a.sh", "--output=b", "-N"], "the script's own");
         let args = read("-Q --comment=x --wckey y --export=NONE --hint=nomultithread a.sh").expect("read");
-        assert_eq!(args.options.noted.notes().len(), 3);
+        assert_eq!(args.options.noted.notes().len(), 2);
+        assert_eq!(args.options.comment.as_deref(), Some("x"));
     }
 
     #[test]

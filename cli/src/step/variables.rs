@@ -67,12 +67,10 @@ pub fn of_step(start: &v1::StepStart, step: u32, own: Variables) -> Variables {
     put("SLURM_GTIDS", ranks.join(","));
     put("WORLD_SIZE", tasks.to_string());
     put("LOCAL_WORLD_SIZE", start.ranks.len().to_string());
-    match (start.gpus, all.get("SLURM_JOB_GPUS").cloned()) {
-        (None, Some(gpus)) if start.gpus_per_task.is_none() => {
-            all.insert("SLURM_STEP_GPUS".to_owned(), gpus);
-        }
-        // It may come from the step that this one is begun in.
-        _ => drop(all.remove("SLURM_STEP_GPUS")),
+    // Unless a task has less than all; and what may come from the step that this one is begun in does not count.
+    match all.get("SLURM_JOB_GPUS").cloned() {
+        Some(gpus) => drop(all.insert("SLURM_STEP_GPUS".to_owned(), gpus)),
+        None => drop(all.remove("SLURM_STEP_GPUS")),
     }
     all
 }
@@ -170,8 +168,6 @@ mod tests {
             ("WORLD_SIZE", "4"),
             ("LOCAL_WORLD_SIZE", "2"),
             ("CUDA_VISIBLE_DEVICES", "GPU-2"),
-            ("SLURM_STEP_GPUS", "2"),
-            ("SLURM_JOB_GPUS", "5,2"),
             ("SLURM_STEP_NODELIST", "n[1-2]"),
             ("SLURM_NODELIST", "n[1-2]"),
             ("MASTER_PORT", "1"),
@@ -194,6 +190,12 @@ mod tests {
             Some("GPU-1,GPU-2")
         );
         assert_eq!(all.get("PATH"), None);
+        // The host's numbers, with which programs reckon.
+        assert_eq!(all.get("SLURM_STEP_GPUS").map(String::as_str), Some("5,2"));
+        let task = of_task(&all, 3, 1, Some(&["GPU-2".to_owned()]));
+        assert_eq!(task.get("SLURM_STEP_GPUS").map(String::as_str), Some("2"));
+        let unknown = of_task(&all, 3, 1, Some(&["GPU-9".to_owned()]));
+        assert_eq!(unknown.get("SLURM_STEP_GPUS").map(String::as_str), Some("GPU-9"));
         assert_eq!(all.get("SEED").map(String::as_str), Some("7"));
     }
 }
