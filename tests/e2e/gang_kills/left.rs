@@ -61,7 +61,9 @@ fn difference(before: &str, after: &str) -> String {
         let mut only = Vec::new();
         for line in these.lines() {
             match those.iter().position(|other| *other == line) {
-                Some(at) => drop(those.remove(at)),
+                Some(at) => {
+                    those.remove(at);
+                }
                 None => only.push(line.to_owned()),
             }
         }

@@ -56,7 +56,9 @@ fn lost_nodes_end_their_gangs() {
         read(this, "stepping.tasks").lines().count() == 2 && read(this, "once.runs") == "run 0\n"
     });
     let gates = cluster.gates();
-    (0..NODES).for_each(|node| gates.shut(node, Verb::Create));
+    for node in 0..NODES {
+        gates.shut(node, Verb::Create);
+    }
     let making = submit_gang(&cluster, "making", &[], plain);
     let made_on = until(&cluster, &making, "CONFIGURING");
     gates.reached(node(&made_on, 0), Verb::Create);
@@ -68,7 +70,9 @@ fn lost_nodes_end_their_gangs() {
     power_fails(&mut cluster, made_on);
     // Its container lives on, and ends itself.
     cluster.agents[scripts].kill9();
-    (0..NODES).for_each(|node| gates.open(node, Verb::Create));
+    for node in 0..NODES {
+        gates.open(node, Verb::Create);
+    }
     // It waits for all nodes that are left, and gets none of what the lost ones hold.
     let next = submit_gang(&cluster, "next", &[], "true");
     for id in [&stepping, &once] {

@@ -180,7 +180,9 @@ impl Round<'_> {
         let gates = self.cluster.gates();
         match self.phase {
             Phase::Granted => {
-                self.cluster.agents.iter().for_each(|agent| agent.stand_still());
+                for agent in &self.cluster.agents {
+                    agent.stand_still();
+                }
                 self.submit();
                 until(self.cluster, &self.id, "CONFIGURING");
             }
@@ -322,7 +324,9 @@ impl Round<'_> {
             );
         }
         self.cluster.broker.go_on();
-        self.cluster.agents.iter().for_each(|agent| agent.go_on());
+        for agent in &self.cluster.agents {
+            agent.go_on();
+        }
         let gates = self.cluster.gates();
         for node in 0..NODES {
             for verb in [Verb::Create, Verb::Start, Verb::Delete] {
