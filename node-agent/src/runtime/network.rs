@@ -14,6 +14,7 @@ mod gang;
 mod reach;
 mod routes;
 mod rules;
+mod under_way;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
@@ -33,6 +34,7 @@ use super::record::container_id;
 use gang::GangFiles;
 use routes::Routes;
 use rules::Rules;
+use under_way::UnderWay;
 
 pub use gang::{Gang, GangPeer};
 pub use reach::own_address;
@@ -115,6 +117,8 @@ struct Nat {
     chain: String,
     /// Where host-local keeps which address is whose.
     addresses: PathBuf,
+    /// Plugins that run.
+    under_way: UnderWay,
     /// Whether the host's rules are in place.
     ready: OnceCell<()>,
     /// What is known of gangs with a container here.
@@ -262,15 +266,16 @@ impl Network {
         nat.change(None, Some(&gang)).await
     }
 
-    /// Puts the host's rules and routes in place if there is anything that they are for: an agent before this one may have
-    /// died over them.
+    /// Waits for plugins of an agent before this one, and puts the host's rules and routes in place if there is anything
+    /// that they are for: it may have died over them.
     pub async fn resume(&self) -> Result<()> {
-        match &self.nat {
-            Some(nat) if !nat.files.keys()?.is_empty() || !nat.files.routes()?.is_empty() => {
-                nat.prepare().await
-            }
-            Some(_) | None => Ok(()),
+        let Some(nat) = &self.nat else { return Ok(()) };
+        // What they do is to be done before anything is looked at.
+        nat.under_way.over().await?;
+        if nat.files.keys()?.is_empty() && nat.files.routes()?.is_empty() {
+            return Ok(());
         }
+        nat.prepare().await
     }
 
     /// Jobs that something of a gang's network is kept of.
@@ -352,6 +357,7 @@ impl Nat {
                     subnet: options.subnet.clone(),
                     chain: format!("CARREL{}", options.suffix),
                     addresses: options.state_dir.join("cni"),
+                    under_way: UnderWay::new(options.state_dir),
                     ready: OnceCell::new(),
                     routes: find_program("ip").map(|ip| Routes {
                         ip,
@@ -528,7 +534,8 @@ impl Nat {
             // By name where there is one (CONVENTIONS.md, "ips").
             "args": {"cni": {"ips": addresses}},
         });
-        let mut child = Command::new(self.plugins.join("ptp"))
+        let mut command = Command::new(self.plugins.join("ptp"));
+        command
             .env("CNI_COMMAND", action)
             .env("CNI_CONTAINERID", container_id(key))
             .env("CNI_NETNS", namespace)
@@ -537,9 +544,11 @@ impl Nat {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .context("running the CNI plugin ptp")?;
+            .kill_on_drop(true);
+        self.under_way.held_by(&mut command)?;
+        let mut child = command.spawn().context("running the CNI plugin ptp")?;
+        // The lock is the plugin's alone from now on.
+        drop(command);
         let mut stdin = child.stdin.take().context("the CNI plugin has no input")?;
         stdin.write_all(config.to_string().as_bytes()).await?;
         drop(stdin);
