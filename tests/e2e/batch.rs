@@ -455,8 +455,8 @@ fn what_cannot_be_run_is_refused_in_one_sentence() {
         ),
         (
             "tasks.sh",
-            b"#!/bin/sh\n#SBATCH -N 2 -n 5\n",
-            "5 tasks cannot be spread evenly over 2 nodes",
+            b"#!/bin/sh\n#SBATCH -N 2 -n 5\n#SBATCH --ntasks-per-node=2\n",
+            "5 tasks on 2 nodes are 3 on each, and --ntasks-per-node 2 allows fewer",
         ),
     ] {
         cluster.write(ALICE, name, text);

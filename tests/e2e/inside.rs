@@ -240,6 +240,18 @@ fn broker_and_agent_are_killed() {
     cluster.carrel(ALICE, ["rm", "-f", "dev"]).ok();
 }
 
+/// A job that is submitted from a session finds the programs that are found there.
+#[test]
+fn what_is_active_in_a_session_is_its_jobs() {
+    let cluster = shared::cluster();
+    let session = open(cluster, "inside-active");
+    let active = "mkdir -p venv/bin && printf '#!/bin/sh\necho of-the-venv\n' > venv/bin/tool && chmod +x venv/bin/tool \
+                  && PATH=$PWD/venv/bin:$PATH";
+    let submit = format!("{active} carrel submit --parsable -c 1 --mem 64M -o active.out --wait --wrap tool");
+    session.ssh([submit]).ok();
+    assert_eq!(cluster.read(ALICE, "active.out"), "of-the-venv\n");
+}
+
 /// Root in a container is its user; other users that root makes there are nobody to the broker.
 #[test]
 fn root_in_the_container_is_its_user() {

@@ -227,6 +227,26 @@ pub fn take(options: &mut SubmitOptions, own: &BTreeMap<String, String>) -> Resu
     Ok(())
 }
 
+/// What of this place is the same in another container of the image: where programs and libraries are found.
+const OF_THIS_IMAGE: [&str; 2] = ["PATH", "LD_LIBRARY_PATH"];
+
+/// The same of a job that has the image of the one that it is submitted from: there what was activated here is found.
+///
+/// # Errors
+/// As in [`exported`].
+pub fn exported_to_its_like(
+    asked: Option<&str>,
+    own: &BTreeMap<String, String>,
+) -> Result<BTreeMap<String, String>> {
+    let all = asked.is_none_or(|asked| asked.split(',').any(|part| part == "ALL"));
+    let mut out = exported(asked, own)?;
+    let of_image = OF_THIS_IMAGE.iter().filter(|_| all);
+    for (name, value) in of_image.filter_map(|name| own.get_key_value(*name)) {
+        out.entry(name.clone()).or_insert_with(|| value.clone());
+    }
+    Ok(out)
+}
+
 /// What a job has of the environment, as `--export` says.
 ///
 /// # Errors
@@ -450,6 +470,23 @@ mod tests {
             let why = options.read(&[format!("{option}=?")]).err().unwrap_or_default();
             assert!(!why.contains("no option"), "{why}");
         }
+    }
+
+    #[test]
+    fn what_was_activated_is_found_in_the_same_image() {
+        let own = [("PATH", "/home/a/venv/bin:/bin"), ("HOME", "/home/a"), ("A", "1")];
+        let own = own
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .into();
+        let path = |asked| {
+            let out = exported_to_its_like(asked, &own).expect("exported");
+            assert!(!out.contains_key("HOME"));
+            out.get("PATH").cloned()
+        };
+        assert_eq!(path(None).as_deref(), Some("/home/a/venv/bin:/bin"));
+        assert_eq!(path(Some("ALL,PATH=/x")).as_deref(), Some("/x"));
+        assert_eq!(path(Some("A")), None);
+        assert_eq!(path(Some("NONE")), None);
     }
 
     #[test]

@@ -183,7 +183,7 @@ pub async fn run_as(context: &Context, args: SubmitArgs, face: Face) -> Result<u
         say(format_args!("carrel: {note}"));
     }
     let image = context.config.image.clone().unwrap_or_default();
-    let mut spec = spec(image, &options, &here, &own)?;
+    let mut spec = spec(image, &options, &here, (&own, context.is_inside()))?;
     let mut client = context.client().await?;
     if context.is_inside() {
         let partition = own.get("SLURM_JOB_PARTITION");
@@ -239,7 +239,7 @@ pub fn request_of(
 ) -> Result<(v1::SubmitJobRequest, Vec<String>)> {
     let what = what(args)?;
     let (options, notes) = asked(args, &what, own, face)?;
-    let spec = spec(String::new(), &options, here, own)?;
+    let spec = spec(String::new(), &options, here, (own, false))?;
     Ok((message(&options, what, spec, here)?, notes))
 }
 
@@ -398,8 +398,10 @@ fn spec(
     image: String,
     options: &SubmitOptions,
     here: &Path,
-    own: &BTreeMap<String, String>,
+    (own, inside): (&BTreeMap<String, String>, bool),
 ) -> Result<v1::SessionSpec> {
+    // Where none is named, a job from inside has the image of that.
+    let same_image = inside && image.is_empty() && options.request.image.is_none();
     let base = v1::SessionSpec {
         image,
         ..Default::default()
@@ -415,7 +417,11 @@ fn spec(
         "" => "/".to_owned(),
         path => path.to_owned(),
     };
-    let exported = environment::exported(options.export.as_deref(), own)?;
+    let exported = if same_image {
+        environment::exported_to_its_like(options.export.as_deref(), own)?
+    } else {
+        environment::exported(options.export.as_deref(), own)?
+    };
     let exported = exported
         .into_iter()
         .map(|(name, value)| v1::EnvVar { name, value });
