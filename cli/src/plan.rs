@@ -42,7 +42,7 @@ pub async fn settle_partition(client: &mut Client, spec: &mut v1::SessionSpec) -
         return Ok(None);
     };
     let set = |spec: &mut v1::SessionSpec, partition: &str| {
-        spec.terms.get_or_insert_default().partition = partition.to_owned();
+        partition.clone_into(&mut spec.terms.get_or_insert_default().partition);
     };
     let mut best: Option<(i64, &str)> = None;
     let mut wrong: Option<CliError> = None;

@@ -200,7 +200,7 @@ impl RequestArgs {
             (Some(gpus), _, None) => tasks.ntasks_per_node = Some(gpus.count.saturating_mul(each).max(1)),
             (None, Some(gpus), None) => tasks.ntasks = Some(gpus.count.saturating_mul(each).max(1)),
             (None, None, Some(tasks)) => {
-                self.gpus = units::parse_gpus(&tasks.div_ceil(each).to_string()).ok()
+                self.gpus = units::parse_gpus(&tasks.div_ceil(each).to_string()).ok();
             }
             _ => {}
         }

@@ -827,15 +827,14 @@ fn places(programs: &Programs<'_>, place: &Ground, here: &Path) -> Result<(Vec<P
     let (mut places, mut of_tasks) = (Vec::new(), OfTasks::new());
     let mut known = Vec::new();
     for (args, _, parts) in programs {
-        let own = match known.iter().find(|(other, _)| *other == said(args)) {
-            Some((_, own)) => *own,
-            None => {
-                let (stdout, stderr) = files(args, place, here)?;
-                let own = (places.len(), places.len() + 1);
-                places.extend([stdout, stderr]);
-                known.push((said(args), own));
-                own
-            }
+        let own = if let Some((_, own)) = known.iter().find(|(other, _)| *other == said(args)) {
+            *own
+        } else {
+            let (stdout, stderr) = files(args, place, here)?;
+            let own = (places.len(), places.len() + 1);
+            places.extend([stdout, stderr]);
+            known.push((said(args), own));
+            own
         };
         let ranks = parts.iter().flat_map(|part| &part.ranks);
         of_tasks.extend(ranks.map(|rank| (*rank, own)));

@@ -1,12 +1,19 @@
 //! Containers as users of Pyxis ask for them, NVIDIA's plugin for Slurm (<https://github.com/NVIDIA/pyxis>): its
 //! options name the same things as ours, in other words.
 
+use std::path::Path;
+
 use carrel_proto::v1;
 
 /// An image. What stands before a '#' is its registry (enroot's `[docker://][USER@][REGISTRY#]IMAGE[:TAG]`).
 pub fn parse_image(text: &str) -> Result<String, String> {
     let text = text.strip_prefix("docker://").unwrap_or(text);
-    let is_file = text.starts_with(['/', '.']) || text.ends_with(".sqsh") || text.ends_with(".sif");
+    let ends = |kind: &&str| {
+        Path::new(text)
+            .extension()
+            .is_some_and(|end| end.eq_ignore_ascii_case(kind))
+    };
+    let is_file = text.starts_with(['/', '.']) || ["sqsh", "squashfs", "sif"].iter().any(ends);
     if is_file {
         return Err(format!(
             "images come from a registry, and {text:?} is a file: push it to one that the nodes reach"

@@ -19,13 +19,13 @@ true
 "#;
 
 /// What all of them have: processes, namespaces, mounts, cgroups.
-const OF_ALL: &str = r#"
+const OF_ALL: &str = r"
 ps -eo comm= | grep -e carrel-init -e carrel-ssh -e carrel-log -e containerd-shim -e '^runc'
 ls /run/netns
 cut -d' ' -f5 /proc/self/mountinfo
 find /sys/fs/cgroup -type d | grep -v '^/sys/fs/cgroup/[^/]*$'
 true
-"#;
+";
 
 /// All that a cluster's jobs have on their hosts, a line a thing.
 pub fn look(cluster: &Cluster) -> String {

@@ -164,9 +164,9 @@ impl Round<'_> {
         let file = self.cluster.node_state(node).join("ledger.json");
         let ledger: Value =
             serde_json::from_str(&std::fs::read_to_string(file).unwrap_or_default()).unwrap_or_default();
-        let entries = ledger["entries"].as_array().into_iter().flatten();
-        let own = |entry: &&Value| entry["key"]["job"].to_string() == self.id;
-        entries.filter(own).next_back().cloned().unwrap_or_default()
+        let mut entries = ledger["entries"].as_array().into_iter().flatten();
+        let own = |entry: &&Value| entry["key"]["job"] == self.id.parse::<u64>().expect("an id");
+        entries.rfind(own).cloned().unwrap_or_default()
     }
 
     fn others_are_up(&self) {
@@ -224,7 +224,7 @@ impl Round<'_> {
                 self.runs();
                 self.cluster.agents[HELD].stand_still();
                 self.tell("go");
-                self.ready("its first node is ready for the step", |this| this.launches());
+                self.ready("its first node is ready for the step", Round::launches);
             }
             Phase::Stepping => {
                 self.submit();
