@@ -90,6 +90,8 @@ const STATUS_STOPPED: i32 = 3;
 
 /// How long it is asked how far a container is, where containerd does not know.
 const KNOWN_WITHIN: Duration = Duration::from_secs(5);
+/// Between two questions.
+const KNOWN_POLL: Duration = Duration::from_millis(50);
 
 /// The containers of one node. Cheap to clone.
 #[derive(Clone)]
@@ -474,6 +476,7 @@ impl Runtime {
         while task.as_ref().is_some_and(|task| task.status == STATUS_UNKNOWN)
             && began.elapsed() < KNOWN_WITHIN
         {
+            tokio::time::sleep(KNOWN_POLL).await;
             task = self.task(key).await?;
         }
         Ok(match task {
