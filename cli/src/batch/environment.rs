@@ -161,7 +161,11 @@ impl Reader {
         let mut words = Vec::new();
         for asked in self.asked(own) {
             let id = asked.id();
-            let is_given = |id: &str| given.value_source(id) == Some(ValueSource::CommandLine);
+            let is_given = |id: &str| {
+                // Those of Slurm's alone are known by their long names.
+                let mut known = given.ids().filter(|known| known.as_str().replace('-', "_") == id);
+                known.any(|known| given.value_source(known.as_str()) == Some(ValueSource::CommandLine))
+            };
             let same = ALIKE.iter().find(|ids| ids.contains(&id.as_str()));
             if is_given(&id) || same.is_some_and(|ids| ids.iter().any(|id| is_given(id))) {
                 continue;

@@ -5,6 +5,7 @@ pub mod components;
 pub mod directives;
 pub mod environment;
 pub mod notebook;
+mod noted;
 pub mod script;
 
 use std::path::PathBuf;
@@ -14,6 +15,7 @@ use carrel_core::model::mail::{MailTypes, MailWish};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args as _, FromArgMatches as _};
 
+pub use self::noted::NotedArgs;
 use crate::error::CliError;
 use crate::request::RequestArgs;
 use crate::start::StartArgs;
@@ -83,6 +85,9 @@ pub struct SubmitOptions {
     /// What is asked for.
     #[command(flatten)]
     pub request: RequestArgs,
+    /// Tasks for each GPU: where GPUs are counted it counts the tasks, and else by these the GPUs
+    #[arg(long, value_name = "N", value_parser = crate::units::parse_count)]
+    pub ntasks_per_gpu: Option<u32>,
     /// When.
     #[command(flatten)]
     pub start: StartArgs,
@@ -100,351 +105,6 @@ pub const ALIKE: [[&str; 3]; 3] = [
     ["cpus", "cpus_per_task", "cpus_per_gpu"],
     ["mem", "mem_per_cpu", "mem_per_gpu"],
 ];
-
-/// Taken, with a note, so that a script need not be changed.
-#[derive(Clone, Debug, Default, clap::Args)]
-pub struct NotedArgs {
-    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "")]
-    get_user_env: Option<String>,
-    #[arg(short = 'k', long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "")]
-    no_kill: Option<String>,
-    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "")]
-    propagate: Option<String>,
-    #[arg(long, hide = true, value_name = "KIND")]
-    hint: Option<String>,
-    #[arg(long, hide = true, value_name = "KEY")]
-    wckey: Option<String>,
-    #[arg(long, hide = true, value_name = "FLAGS")]
-    gres_flags: Option<String>,
-    #[arg(long, hide = true, value_name = "HOW")]
-    gpu_bind: Option<String>,
-    #[arg(long, hide = true, value_name = "HOW")]
-    gpu_freq: Option<String>,
-    #[arg(long, hide = true, value_name = "HOW")]
-    cpu_freq: Option<String>,
-    #[arg(long, hide = true, value_name = "HOW")]
-    mem_bind: Option<String>,
-    #[arg(short = 'm', long, hide = true, value_name = "HOW")]
-    distribution: Option<String>,
-    #[arg(short = 's', long, visible_alias = "share", hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "")]
-    oversubscribe: Option<String>,
-    #[arg(short = 'O', long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "")]
-    overcommit: Option<String>,
-    #[arg(long, hide = true, value_name = "N")]
-    threads_per_core: Option<String>,
-    #[arg(long, hide = true, value_name = "N")]
-    cores_per_socket: Option<String>,
-    #[arg(long, hide = true, value_name = "N")]
-    sockets_per_node: Option<String>,
-    #[arg(short = 'B', long, hide = true, value_name = "S:C:T")]
-    extra_node_info: Option<String>,
-    #[arg(long, hide = true, value_name = "SIZE")]
-    tmp: Option<String>,
-    #[arg(long, hide = true, value_name = "YES")]
-    kill_on_invalid_dep: Option<String>,
-    #[arg(long, hide = true, value_name = "MINUTES")]
-    delay_boot: Option<String>,
-    #[arg(long, hide = true, value_name = "HOW")]
-    profile: Option<String>,
-    #[arg(long, hide = true, value_name = "0|1")]
-    wait_all_nodes: Option<String>,
-    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "")]
-    spread_job: Option<String>,
-    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "")]
-    use_min_nodes: Option<String>,
-    #[arg(long, hide = true, value_name = "INTERVAL")]
-    acctg_freq: Option<String>,
-    #[arg(long, hide = true, value_name = "FEATURES")]
-    batch: Option<String>,
-    #[arg(long, hide = true, value_name = "SPEC")]
-    bb: Option<String>,
-    #[arg(long, hide = true, value_name = "FILE")]
-    bbf: Option<String>,
-    #[arg(short = 'M', long, alias = "cluster", hide = true, value_name = "NAMES")]
-    clusters: Option<String>,
-    #[arg(long, hide = true, value_name = "FEATURES")]
-    cluster_constraint: Option<String>,
-    #[arg(short = 'S', long, hide = true, value_name = "N")]
-    core_spec: Option<String>,
-    #[arg(long, hide = true, value_name = "N")]
-    thread_spec: Option<String>,
-    #[arg(long, hide = true, value_name = "TIME")]
-    deadline: Option<String>,
-    #[arg(long, hide = true, value_name = "LABEL")]
-    mcs_label: Option<String>,
-    #[arg(long, hide = true, value_name = "KIND")]
-    network: Option<String>,
-    #[arg(long, hide = true, value_name = "N")]
-    ntasks_per_core: Option<String>,
-    #[arg(long, hide = true, value_name = "N")]
-    ntasks_per_socket: Option<String>,
-    #[arg(long, hide = true, value_name = "FLAGS")]
-    power: Option<String>,
-    #[arg(long, hide = true, value_name = "N")]
-    priority: Option<String>,
-    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "")]
-    reboot: Option<String>,
-    #[arg(long, hide = true, value_name = "TIME")]
-    time_min: Option<String>,
-    #[arg(long, hide = true, value_name = "HOW")]
-    tres_bind: Option<String>,
-    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "")]
-    x11: Option<String>,
-    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "")]
-    ignore_pbs: Option<String>,
-    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "")]
-    bell: Option<String>,
-    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "")]
-    no_bell: Option<String>,
-    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "")]
-    oom_kill_step: Option<String>,
-    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "")]
-    stepmgr: Option<String>,
-    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "")]
-    resv_ports: Option<String>,
-    #[arg(long, hide = true, value_name = "TEXT")]
-    extra: Option<String>,
-    #[arg(long, hide = true, value_name = "LABEL")]
-    context: Option<String>,
-    /// refused: there are no licenses
-    #[arg(short = 'L', long, hide = true, value_name = "X", value_parser = |_: &str| refused("there are no licenses"))]
-    licenses: Option<String>,
-    /// refused: --image names the image
-    #[arg(long, hide = true, value_name = "X", value_parser = |_: &str| refused("--image names the image"))]
-    container: Option<String>,
-    /// refused: --image names the image
-    #[arg(long, hide = true, value_name = "X", value_parser = |_: &str| refused("--image names the image"))]
-    container_id: Option<String>,
-    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "")]
-    container_mount_home: Option<String>,
-    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "")]
-    no_container_mount_home: Option<String>,
-    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "")]
-    container_writable: Option<String>,
-    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "")]
-    no_container_entrypoint: Option<String>,
-    #[arg(long, hide = true, value_name = "NAME")]
-    container_name: Option<String>,
-    #[arg(long, hide = true, value_name = "NAMES")]
-    container_env: Option<String>,
-    /// refused: --export names variables
-    #[arg(long, hide = true, value_name = "X", value_parser = |_: &str| refused("--export names variables"))]
-    export_file: Option<String>,
-    /// refused: --gpus-per-node counts GPUs
-    #[arg(long, hide = true, value_name = "X", value_parser = |_: &str| refused("--gpus-per-node counts GPUs"))]
-    gpus_per_socket: Option<String>,
-    /// Tasks for each GPU: where GPUs are counted it counts the tasks, and else by these the GPUs
-    #[arg(long, value_name = "N", value_parser = crate::units::parse_count)]
-    ntasks_per_gpu: Option<u32>,
-    /// refused: -c and --gpus-per-task say the same
-    #[arg(long, hide = true, value_name = "X", value_parser = |_: &str| refused("-c and --gpus-per-task say the same"))]
-    tres_per_task: Option<String>,
-    /// refused: --nodelist names nodes
-    #[arg(short = 'F', long, hide = true, value_name = "X", value_parser = |_: &str| refused("--nodelist names nodes"))]
-    nodefile: Option<String>,
-    /// refused: a job is whose who asks for it is
-    #[arg(long, hide = true, value_name = "X", value_parser = |_: &str| refused("a job is whose who asks for it is"))]
-    uid: Option<String>,
-    /// refused: a job has its user's groups
-    #[arg(long, hide = true, value_name = "X", value_parser = |_: &str| refused("a job has its user's groups"))]
-    gid: Option<String>,
-}
-
-/// Of what Slurm has and cannot be had here.
-fn refused(why: &'static str) -> Result<String, &'static str> {
-    Err(why)
-}
-
-impl NotedArgs {
-    /// What is said of those that are there.
-    pub fn notes(&self) -> Vec<String> {
-        let given = [
-            (
-                "--get-user-env",
-                &self.get_user_env,
-                "a login's variables are not read",
-            ),
-            ("--no-kill", &self.no_kill, "a job ends with its nodes"),
-            (
-                "--propagate",
-                &self.propagate,
-                "limits are those of the container",
-            ),
-            ("--hint", &self.hint, "CPUs are chosen near to the GPUs"),
-            ("--wckey", &self.wckey, "use is counted on accounts"),
-            (
-                "--gres-flags",
-                &self.gres_flags,
-                "CPUs are chosen near to the GPUs",
-            ),
-            (
-                "--gpu-bind",
-                &self.gpu_bind,
-                "each process sees the GPUs of its job",
-            ),
-            ("--gpu-freq", &self.gpu_freq, "clocks are the operators'"),
-            ("--cpu-freq", &self.cpu_freq, "clocks are the operators'"),
-            ("--mem-bind", &self.mem_bind, "memory is near to the CPUs"),
-            (
-                "--distribution",
-                &self.distribution,
-                "CPUs are chosen near to the GPUs",
-            ),
-            (
-                "--oversubscribe",
-                &self.oversubscribe,
-                "CPUs of a job are its own",
-            ),
-            ("--overcommit", &self.overcommit, "CPUs of a job are its own"),
-            (
-                "--threads-per-core",
-                &self.threads_per_core,
-                "CPUs are hardware threads",
-            ),
-            (
-                "--cores-per-socket",
-                &self.cores_per_socket,
-                "CPUs are hardware threads",
-            ),
-            (
-                "--sockets-per-node",
-                &self.sockets_per_node,
-                "CPUs are hardware threads",
-            ),
-            (
-                "--extra-node-info",
-                &self.extra_node_info,
-                "CPUs are hardware threads",
-            ),
-            ("--tmp", &self.tmp, "disks are not counted"),
-            (
-                "--kill-on-invalid-dep",
-                &self.kill_on_invalid_dep,
-                "what can never start says so, and waits",
-            ),
-            ("--delay-boot", &self.delay_boot, "nodes are not booted for jobs"),
-            ("--profile", &self.profile, "use is measured in any case"),
-            (
-                "--wait-all-nodes",
-                &self.wait_all_nodes,
-                "a job begins when all of its nodes are ready",
-            ),
-            ("--spread-job", &self.spread_job, "jobs are packed"),
-            (
-                "--oom-kill-step",
-                &self.oom_kill_step,
-                "what runs out of memory ends its job",
-            ),
-            ("--stepmgr", &self.stepmgr, "steps are led by carrel run"),
-            ("--resv-ports", &self.resv_ports, "ports are the job's to choose"),
-            ("--extra", &self.extra, "it is not kept"),
-            ("--context", &self.context, "there are no labels of that kind"),
-            (
-                "--container-mount-home",
-                &self.container_mount_home,
-                "the home is there",
-            ),
-            (
-                "--no-container-mount-home",
-                &self.no_container_mount_home,
-                "the home is there",
-            ),
-            (
-                "--container-writable",
-                &self.container_writable,
-                "it can be written in",
-            ),
-            (
-                "--no-container-entrypoint",
-                &self.no_container_entrypoint,
-                "an image's entrypoint is not run",
-            ),
-            (
-                "--container-name",
-                &self.container_name,
-                "a job has one container on each node, with all of its steps",
-            ),
-            ("--container-env", &self.container_env, "--export names variables"),
-            // Reading these fails before.
-            ("--licenses", &self.licenses, "there are no licenses"),
-            ("--container", &self.container, "--image names the image"),
-            ("--container-id", &self.container_id, "--image names the image"),
-            ("--export-file", &self.export_file, "--export names variables"),
-            (
-                "--gpus-per-socket",
-                &self.gpus_per_socket,
-                "--gpus-per-node counts GPUs",
-            ),
-            (
-                "--tres-per-task",
-                &self.tres_per_task,
-                "-c and --gpus-per-task say the same",
-            ),
-            ("--nodefile", &self.nodefile, "--nodelist names nodes"),
-            ("--uid", &self.uid, "a job is whose who asks for it is"),
-            ("--gid", &self.gid, "a job has its user's groups"),
-            (
-                "--acctg-freq",
-                &self.acctg_freq,
-                "how often use is measured, the node's agent says",
-            ),
-            ("--batch", &self.batch, "the first node runs the script"),
-            ("--bb", &self.bb, "there are no burst buffers"),
-            ("--bbf", &self.bbf, "there are no burst buffers"),
-            ("--clusters", &self.clusters, "there is one cluster"),
-            (
-                "--cluster-constraint",
-                &self.cluster_constraint,
-                "there is one cluster",
-            ),
-            ("--core-spec", &self.core_spec, "no CPUs are set aside"),
-            ("--thread-spec", &self.thread_spec, "no CPUs are set aside"),
-            (
-                "--deadline",
-                &self.deadline,
-                "--time says for how long, --begin from when",
-            ),
-            ("--mcs-label", &self.mcs_label, "it is not kept"),
-            (
-                "--network",
-                &self.network,
-                "a job's network is the cluster's to say",
-            ),
-            (
-                "--ntasks-per-core",
-                &self.ntasks_per_core,
-                "sockets, cores and threads are not told apart",
-            ),
-            (
-                "--ntasks-per-socket",
-                &self.ntasks_per_socket,
-                "sockets, cores and threads are not told apart",
-            ),
-            ("--power", &self.power, "nodes' power is as it is"),
-            ("--priority", &self.priority, "--nice moves it"),
-            ("--reboot", &self.reboot, "nodes are not booted for jobs"),
-            (
-                "--time-min",
-                &self.time_min,
-                "a job has the time that it asks for",
-            ),
-            ("--tres-bind", &self.tres_bind, "CPUs follow the GPUs"),
-            ("--x11", &self.x11, "ssh -X leads displays on"),
-            ("--ignore-pbs", &self.ignore_pbs, "#PBS lines are not read"),
-            ("--bell", &self.bell, "no bell rings"),
-            ("--no-bell", &self.no_bell, "no bell rings"),
-            (
-                "--use-min-nodes",
-                &self.use_min_nodes,
-                "jobs have the nodes that they ask for",
-            ),
-        ];
-        let given = given.into_iter().filter(|(_, value, _)| value.is_some());
-        given
-            .map(|(option, _, why)| format!("{option} is ignored: {why}"))
-            .collect()
-    }
-}
 
 /// What becomes of what an output file holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -627,7 +287,7 @@ impl SubmitOptions {
             (Some(gres), Some(_)) if gres.model.is_empty() => {}
             (Some(gres), named) => *named = Some(gres.clone()),
         }
-        if let Some(each) = self.noted.ntasks_per_gpu {
+        if let Some(each) = self.ntasks_per_gpu {
             request.count_by_gpus(each);
         }
         Ok(request)

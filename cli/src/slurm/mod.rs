@@ -9,7 +9,7 @@ pub mod install;
 mod job;
 mod json;
 mod measured;
-mod options;
+pub mod options;
 #[cfg(test)]
 mod reference;
 mod sacct;

@@ -11,7 +11,7 @@ use crate::batch::{NotedArgs, SubmitOptions, parse_gres};
 use crate::commands::alloc::{self, AllocArgs};
 use crate::error::Result;
 use crate::terminal::say;
-use crate::units::GpuCount;
+use crate::units::{self, GpuCount};
 use crate::{components, output};
 
 /// Options of sbatch's that say nothing here.
@@ -38,6 +38,13 @@ pub fn command() -> clap::Command {
                 .value_name("gpu[:MODEL]:K")
                 .value_parser(parse_gres)
                 .help("GPUs on each node, as Slurm writes them: gpu:h100:4"),
+        )
+        .arg(
+            Arg::new("ntasks-per-gpu")
+                .long("ntasks-per-gpu")
+                .value_name("N")
+                .value_parser(units::parse_count)
+                .help("Tasks for each GPU: where GPUs are counted it counts the tasks, and else by these the GPUs"),
         )
         .arg(
             Arg::new("quiet")
@@ -101,7 +108,7 @@ fn asked(matches: &ArgMatches, others: &[Vec<String>]) -> Result<AllocArgs> {
     let mut components = SubmitOptions {
         request: args.request.clone(),
         gres: matches.get_one::<GpuCount>("gres").cloned(),
-        noted: NotedArgs::from_arg_matches(matches).map_err(read)?,
+        ntasks_per_gpu: matches.get_one("ntasks-per-gpu").copied(),
         ..SubmitOptions::default()
     };
     components.take_more(&others.collect::<std::result::Result<Vec<_>, _>>().map_err(read)?)?;
