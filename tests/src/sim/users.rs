@@ -108,7 +108,15 @@ impl World {
             return;
         };
         let job = self.wish_end(id);
-        if let Some(Ok(_)) = self.input(Input::StopSession(caller, SessionRef::Id(id), None)) {
+        // By its user's wish, or since the command that it was there for has ended, well or not.
+        let input = match job {
+            Some(job) if job.0 % 2 == 0 => {
+                let code = u8::from(job.0 % 4 == 0) * 3;
+                Input::EndSession(caller, SessionRef::Id(id), job, code)
+            }
+            _ => Input::StopSession(caller, SessionRef::Id(id), None),
+        };
+        if let Some(Ok(_)) = self.input(input) {
             self.note(format!("session {id} is stopped"));
             self.counts.add("session stopped");
             self.told.stopped.extend(job);
