@@ -125,7 +125,7 @@ impl Broker {
             let looked = !spot.turn || pass.looked.contains(&spot.line);
             let led_to = if promised.contains(&spot.job()) {
                 Next::Job
-            } else if !looked && self.waits_on(&pass, spot.line) {
+            } else if !looked && self.waits_on(&mut pass, spot.line) {
                 Next::Line
             } else {
                 self.consider(&mut pass, spot.job(), spot.line, !looked)
@@ -155,7 +155,7 @@ impl Broker {
 
     /// Whether it is known without a look that jobs of a line wait, as they did when they were looked at, if they ever
     /// were: there is no room for them, they are promised nothing, and nobody is ended for them.
-    fn waits_on(&mut self, pass: &Pass, number: u32) -> bool {
+    fn waits_on(&mut self, pass: &mut Pass, number: u32) -> bool {
         let Some(line) = self.state.pending.line(number) else {
             return false;
         };
@@ -168,7 +168,8 @@ impl Broker {
         if has_promise || key.alone.is_some() || !pass.yielding.is_empty() {
             return false;
         }
-        let known = || pass.unfit.known(&key.request, key);
+        let asked = pass.unfit.asked(&key.request, key);
+        let known = || pass.unfit.known(asked);
         match &line.why {
             Some(Wait::Resources) => line.when_free == Some((self.state.hosts.epoch(), true)) && known().now,
             Some(Wait::Priority(ahead)) => {
@@ -179,7 +180,7 @@ impl Broker {
                     && first.is_some_and(|promise| promise.job == *ahead)
             }
             None => {
-                let waits = known().now && pass.unfit.would_fit(&key.request, key);
+                let waits = known().now && pass.unfit.would_fit(asked);
                 if waits {
                     let when_free = (self.state.hosts.epoch(), true);
                     self.state.pending.set_waits(number, Wait::Resources, when_free);
@@ -260,7 +261,8 @@ impl Broker {
         }
         let until = pass.now.after(time).after(state.settings.grace);
         let needs = state.needs(&job, &asked);
-        let known = pass.unfit.known(&asked, &line);
+        let looked_up = pass.unfit.asked(&asked, &line);
+        let known = pass.unfit.known(looked_up);
         let behind = known.until.is_some_and(|at| at <= until);
         if !known.now {
             let found = if behind {
@@ -297,7 +299,7 @@ impl Broker {
             if fits(&state.hosts, needs, Assume::Now) {
                 // What is promised, or reserved, is in the way.
                 if !behind {
-                    pass.unfit.learn_until(&asked, &line, until);
+                    pass.unfit.learn_until(looked_up, until);
                 }
                 let promises = pass.promises.of(state, &job);
                 let ahead = promises.before(until).map(|promise| Wait::Priority(promise.job));
@@ -306,14 +308,14 @@ impl Broker {
                 self.state.pending.set_why(number, Some(why));
                 return Look::Blocked(job);
             }
-            pass.unfit.learn_now(&asked, &line);
+            pass.unfit.learn_now(looked_up);
         }
         let epoch = state.hosts.epoch();
         let when_free = match self.state.pending.line(number).and_then(|line| line.when_free) {
             Some((at, when_free)) if at == epoch && line.alone.is_none() => when_free,
             _ => {
                 let looked = || fits_when_free(state, needs);
-                let when_free = pass.unfit.fits_when_free(&asked, &line, looked);
+                let when_free = pass.unfit.fits_when_free(looked_up, looked);
                 self.state.pending.set_when_free(number, (epoch, when_free));
                 when_free
             }

@@ -3,7 +3,7 @@
 //!
 //! In a pass what is free only becomes less, so what is learned stays true.
 
-use std::collections::BTreeMap;
+use std::cmp::Ordering;
 
 use crate::model::constraints::Constraints;
 use crate::model::ids::{PartitionName, ReservationName, UserName};
@@ -17,10 +17,26 @@ const MAX_REMEMBERED: usize = 64;
 /// What is known.
 #[derive(Default)]
 pub(super) struct Unfit {
-    /// Of each kind, what does not fit.
-    unfit: BTreeMap<Kind, Vec<(Amount, Known)>>,
+    kinds: Vec<OfKind>,
+    /// Places in `kinds`, by their kinds.
+    sorted: Vec<usize>,
+}
+
+/// What is known of a kind.
+struct OfKind {
+    kind: Kind,
+    /// What does not fit.
+    unfit: Vec<(Amount, Known)>,
     /// What fits were all nodes free.
-    fit: BTreeMap<Kind, Vec<Amount>>,
+    fit: Vec<Amount>,
+}
+
+/// A request as it is looked up: of which kind, and how much of it.
+#[derive(Clone, Copy)]
+pub(super) struct Asked {
+    /// None: it has several components, of which nothing is ever known.
+    kind: Option<usize>,
+    amount: Amount,
 }
 
 /// What is known of a request.
@@ -33,7 +49,6 @@ pub(super) struct Known {
 }
 
 /// What two requests must have in common so that one of them asks for more.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Kind {
     /// Each host keeps something for its free GPUs: who takes more of them may have more besides. It stands first, as
     /// it tells most apart.
@@ -54,12 +69,11 @@ struct Kind {
 
 impl Kind {
     fn of(asked: &ResourceRequest, line: &LineKey) -> Self {
-        let anywhere = asked.constraints == Constraints::default();
         Self {
             gpus: asked.gpus_per_node,
             root: line.root,
             alone: (asked.exclusive, asked.all_memory),
-            nodes: (!anywhere).then_some(asked.nodes),
+            nodes: Self::nodes(asked),
             partition: line.partition.clone(),
             reservation: line.reservation.clone(),
             owner: line.owner.clone(),
@@ -67,6 +81,24 @@ impl Kind {
             gpu_model: asked.gpu_model.clone(),
             constraints: asked.constraints.clone(),
         }
+    }
+
+    fn nodes(asked: &ResourceRequest) -> Option<u32> {
+        let anywhere = asked.constraints == Constraints::default();
+        (!anywhere).then_some(asked.nodes)
+    }
+
+    /// Where it stands to a request's own, which need not be made for that.
+    fn beside(&self, asked: &ResourceRequest, line: &LineKey) -> Ordering {
+        let alone = (asked.exclusive, asked.all_memory);
+        let few = (self.gpus, self.root, self.alone).cmp(&(asked.gpus_per_node, line.root, alone));
+        few.then_with(|| self.nodes.cmp(&Self::nodes(asked)))
+            .then_with(|| self.partition.cmp(&line.partition))
+            .then_with(|| self.reservation.cmp(&line.reservation))
+            .then_with(|| self.owner.cmp(&line.owner))
+            .then_with(|| self.unit.cmp(&asked.unit))
+            .then_with(|| self.gpu_model.cmp(&asked.gpu_model))
+            .then_with(|| self.constraints.cmp(&asked.constraints))
     }
 }
 
@@ -102,15 +134,37 @@ impl Amount {
 }
 
 impl Unfit {
-    /// What is known of a request. Of several components nothing ever is.
-    pub fn known(&self, asked: &ResourceRequest, line: &LineKey) -> Known {
-        let mut all = Known::default();
-        if self.unfit.is_empty() || !asked.more.is_empty() {
-            return all;
+    /// How a request is looked up.
+    pub fn asked(&mut self, asked: &ResourceRequest, line: &LineKey) -> Asked {
+        let amount = Amount::of(asked);
+        if !asked.more.is_empty() {
+            return Asked { kind: None, amount };
         }
-        let wanted = Amount::of(asked);
-        let known = self.unfit.get(&Kind::of(asked, line)).into_iter().flatten();
-        for (_, known) in known.filter(|(amount, _)| amount.is_within(&wanted)) {
+        let known = self
+            .sorted
+            .binary_search_by(|at| self.kinds[*at].kind.beside(asked, line));
+        let kind = known.map(|place| self.sorted[place]).unwrap_or_else(|place| {
+            self.kinds.push(OfKind {
+                kind: Kind::of(asked, line),
+                unfit: Vec::new(),
+                fit: Vec::new(),
+            });
+            self.sorted.insert(place, self.kinds.len() - 1);
+            self.kinds.len() - 1
+        });
+        let kind = Some(kind);
+        Asked { kind, amount }
+    }
+
+    /// What is known of a request.
+    pub fn known(&self, asked: Asked) -> Known {
+        let mut all = Known::default();
+        let known = asked.kind.map(|kind| &self.kinds[kind].unfit);
+        for (_, known) in known
+            .into_iter()
+            .flatten()
+            .filter(|(amount, _)| amount.is_within(&asked.amount))
+        {
             all.now |= known.now;
             all.until = all.until.into_iter().chain(known.until).min();
         }
@@ -118,29 +172,27 @@ impl Unfit {
     }
 
     /// It does not fit on what is free.
-    pub fn learn_now(&mut self, asked: &ResourceRequest, line: &LineKey) {
+    pub fn learn_now(&mut self, asked: Asked) {
         let known = Known {
             now: true,
             until: None,
         };
-        self.learn(asked, line, known);
+        self.learn(asked, known);
     }
 
     /// It does not fit beside what is promised, if it ends at that time.
-    pub fn learn_until(&mut self, asked: &ResourceRequest, line: &LineKey, until: Timestamp) {
+    pub fn learn_until(&mut self, asked: Asked, until: Timestamp) {
         let known = Known {
             now: false,
             until: Some(until),
         };
-        self.learn(asked, line, known);
+        self.learn(asked, known);
     }
 
-    fn learn(&mut self, asked: &ResourceRequest, line: &LineKey, new: Known) {
-        if !asked.more.is_empty() {
+    fn learn(&mut self, Asked { kind, amount }: Asked, new: Known) {
+        let Some(all) = kind.map(|kind| &mut self.kinds[kind].unfit) else {
             return;
-        }
-        let all = self.unfit.entry(Kind::of(asked, line)).or_default();
-        let amount = Amount::of(asked);
+        };
         // What follows from the new one need not be remembered.
         let follows = |known: &Known| match (new.until, known.until) {
             _ if known.now => new.now,
@@ -155,32 +207,23 @@ impl Unfit {
     }
 
     /// Whether it is known that it would fit were all nodes free that are in service.
-    pub fn would_fit(&self, asked: &ResourceRequest, line: &LineKey) -> bool {
-        let known = self.fit.get(&Kind::of(asked, line)).into_iter().flatten();
-        let wanted = Amount::of(asked);
-        asked.more.is_empty() && known.into_iter().any(|amount| wanted.is_within(amount))
+    pub fn would_fit(&self, asked: Asked) -> bool {
+        let known = asked.kind.map(|kind| &self.kinds[kind].fit);
+        let mut known = known.into_iter().flatten();
+        known.any(|amount| asked.amount.is_within(amount))
     }
 
     /// Whether it would fit were all nodes free that are in service, if that is known or else as `looked` says.
-    pub fn fits_when_free(
-        &mut self,
-        asked: &ResourceRequest,
-        line: &LineKey,
-        looked: impl FnOnce() -> bool,
-    ) -> bool {
-        if !asked.more.is_empty() {
-            return looked();
-        }
-        let known = self.fit.entry(Kind::of(asked, line)).or_default();
-        let wanted = Amount::of(asked);
-        if known.iter().any(|amount| wanted.is_within(amount)) {
+    pub fn fits_when_free(&mut self, asked: Asked, looked: impl FnOnce() -> bool) -> bool {
+        if self.would_fit(asked) {
             return true;
         }
         let fits = looked();
-        if fits {
-            known.retain(|amount| !amount.is_within(&wanted));
+        if let Some(kind) = asked.kind.filter(|_| fits) {
+            let known = &mut self.kinds[kind].fit;
+            known.retain(|amount| !amount.is_within(&asked.amount));
             if known.len() < MAX_REMEMBERED {
-                known.push(wanted);
+                known.push(asked.amount);
             }
         }
         fits

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::Part;
 use super::fit::Candidate;
 use super::hosts::{Hosts, Member};
-use super::pack::{ALONE, Spot, Value, Wish, pack, value_of};
+use super::pack::{ALONE, Cells, Spot, Value, Wish, pack, value_of};
 use crate::model::host_list::natural;
 use crate::model::ids::NodeName;
 use crate::model::resources::ResourceRequest;
@@ -34,25 +34,26 @@ pub(super) fn choose(
     left_out: &BTreeSet<&NodeName>,
 ) -> Option<Vec<Part>> {
     let gang = Gang::new(hosts, fitting, request, left_out)?;
-    let mut pools = gang.pools();
+    let mut pools = gang.pools().into_iter();
     let mut chosen = pools.find_map(|pool| gang.choose_of(&pool))?;
     if gang.arranges {
-        gang.order(&mut chosen);
+        order(&mut chosen);
     } else {
-        chosen.sort_unstable_by_key(|at| &gang.hosts[*at].member.node);
+        chosen.sort_unstable_by_key(|host| &host.member.node);
     }
-    let hosts = chosen.into_iter().map(|at| &gang.hosts[at]);
-    Some(hosts.map(|host| host.of.part(host.member)).collect())
+    Some(chosen.iter().map(|host| host.of.part(host.member)).collect())
 }
 
 /// Whether there is a choice at all.
 pub(super) fn is_possible(hosts: &Hosts, fitting: &[Candidate<'_>], request: &ResourceRequest) -> bool {
     // All hosts together: what can be chosen of some can be chosen of all.
-    let gang = Gang::new(hosts, fitting, request, &BTreeSet::new());
-    gang.is_some_and(|gang| gang.choose_of(&gang.all()).is_some())
+    let left_out = BTreeSet::new();
+    let gang = Gang::new(hosts, fitting, request, &left_out);
+    gang.is_some_and(|gang| gang.choose_of(&gang.fitting).is_some())
 }
 
 /// A host that fits.
+#[derive(Clone, Copy)]
 struct Host<'a> {
     member: &'a Member,
     of: &'a Candidate<'a>,
@@ -60,11 +61,21 @@ struct Host<'a> {
     rank: u32,
 }
 
+/// Hosts that fit and are not left out.
+#[derive(Clone, Copy)]
+struct Ranked<'a> {
+    of: &'a Candidate<'a>,
+    count: usize,
+    /// How many kinds of hosts are better.
+    rank: u32,
+}
+
 struct Gang<'a> {
-    /// By rank, then by name.
-    hosts: Vec<Host<'a>>,
+    /// The best first.
+    fitting: Vec<Ranked<'a>>,
     all: &'a Hosts,
     request: &'a ResourceRequest,
+    left_out: &'a BTreeSet<&'a NodeName>,
     arranges: bool,
 }
 
@@ -74,137 +85,172 @@ impl<'a> Gang<'a> {
         all: &'a Hosts,
         fitting: &'a [Candidate<'a>],
         request: &'a ResourceRequest,
-        left_out: &BTreeSet<&NodeName>,
+        left_out: &'a BTreeSet<&'a NodeName>,
     ) -> Option<Self> {
-        let nodes = request.nodes as usize;
-        let count: usize = fitting.iter().map(|candidate| candidate.alike.count()).sum();
-        if count < nodes {
-            return None;
-        }
-        let mut sorted: Vec<&Candidate<'_>> = fitting.iter().collect();
-        sorted.sort_by_key(|candidate| candidate.rank());
-        let arranges = arranges(all, request);
-        // Of hosts that lie alike no more than are needed of each kind.
-        let most = if arranges {
-            usize::MAX
-        } else {
-            nodes + left_out.len()
+        let mut sorted: Vec<_> = fitting.iter().map(|one| (one.rank(), one)).collect();
+        sorted.sort_by(|(a, _), (b, _)| a.cmp(b));
+        let count = |of: &Candidate<'_>| match left_out.is_empty() {
+            true => of.alike.count(),
+            false => of.nodes().filter(|node| !left_out.contains(node)).count(),
         };
-        let mut hosts = Vec::new();
-        for (rank, equals) in (0..).zip(sorted.chunk_by(|a, b| a.rank() == b.rank())) {
-            let from = hosts.len();
-            for candidate in equals {
-                let members = candidate.alike.first(most).into_iter();
-                let members = members.filter(|member| !left_out.contains(&member.node));
-                hosts.extend(members.map(|member| Host {
-                    member,
-                    of: candidate,
-                    rank,
-                }));
-            }
-            if equals.len() > 1 {
-                hosts[from..].sort_unstable_by_key(|host| &host.member.node);
-            }
-        }
-        (hosts.len() >= nodes).then_some(Self {
-            hosts,
+        let groups = (0..).zip(sorted.chunk_by(|(a, _), (b, _)| a == b));
+        let fitting = groups.flat_map(|(rank, equals)| {
+            equals.iter().map(move |(_, of)| Ranked {
+                of: *of,
+                count: count(of),
+                rank,
+            })
+        });
+        let gang = Self {
+            fitting: fitting.collect(),
             all,
             request,
-            arranges,
-        })
+            left_out,
+            arranges: arranges(all, request),
+        };
+        gang.are_enough(&gang.fitting).then_some(gang)
     }
 
     fn nodes(&self) -> usize {
         self.request.nodes as usize
     }
 
-    fn all(&self) -> Vec<usize> {
-        (0..self.hosts.len()).collect()
+    fn are_enough(&self, pool: &[Ranked<'_>]) -> bool {
+        pool.iter().map(|ranked| ranked.count).sum::<usize>() >= self.nodes()
+    }
+
+    /// Goes through the hosts of a pool, by rank, then as [`Member`]s are ordered.
+    fn each_host(&self, pool: &[Ranked<'a>], mut take: impl FnMut(Host<'a>)) {
+        let of = |ranked: &Ranked<'a>| {
+            let Ranked { of, rank, .. } = *ranked;
+            let members = of.alike.members();
+            let members = members.filter(|member| !self.left_out.contains(&member.node));
+            members.map(move |member| Host { member, of, rank })
+        };
+        for equals in pool.chunk_by(|a, b| a.rank == b.rank) {
+            match equals {
+                [one] if one.of.alike.are_sorted() => of(one).for_each(&mut take),
+                _ => {
+                    let mut hosts: Vec<Host<'a>> = equals.iter().flat_map(of).collect();
+                    hosts.sort_unstable_by_key(|host| host.member);
+                    hosts.into_iter().for_each(&mut take);
+                }
+            }
+        }
+    }
+
+    /// The first hosts of a pool, by rank, then as [`Member`]s are ordered, as many as the gang has nodes.
+    fn first(&self, pool: &[Ranked<'a>]) -> Vec<Host<'a>> {
+        let mut hosts = Vec::new();
+        for equals in pool.chunk_by(|a, b| a.rank == b.rank) {
+            let from = hosts.len();
+            for Ranked { of, rank, .. } in equals {
+                let members = of
+                    .alike
+                    .first(self.nodes() - from + self.left_out.len())
+                    .into_iter();
+                let members = members.filter(|member| !self.left_out.contains(&member.node));
+                hosts.extend(members.map(|member| Host {
+                    member,
+                    of,
+                    rank: *rank,
+                }));
+            }
+            hosts[from..].sort_unstable_by_key(|host| host.member);
+            hosts.truncate(self.nodes());
+            if hosts.len() == self.nodes() {
+                break;
+            }
+        }
+        hosts
     }
 
     /// Hosts to choose of, the best first: of one model and joined, of one model, joined, any. Of several models the
     /// one whose slowest host is the best.
-    fn pools(&self) -> impl Iterator<Item = Vec<usize>> {
-        let joined = |at: &usize| self.hosts[*at].of.joined();
-        let mut pools = Vec::new();
+    fn pools(&self) -> Vec<Vec<Ranked<'a>>> {
+        let mut pools: Vec<Vec<Ranked<'a>>> = Vec::new();
         if self.nodes() > 1 {
-            let mut models: BTreeMap<Vec<&str>, Vec<usize>> = BTreeMap::new();
-            // Hosts of one candidate follow each other, but for equals.
-            for run in self
-                .all()
-                .chunk_by(|a, b| std::ptr::eq(self.hosts[*a].of, self.hosts[*b].of))
-            {
-                let model = models.entry(self.hosts[run[0]].of.models()).or_default();
-                model.extend(run);
+            let joined = |ranked: &Ranked<'a>| ranked.of.joined();
+            let mut models: BTreeMap<Vec<&str>, Vec<Ranked<'a>>> = BTreeMap::new();
+            for ranked in &self.fitting {
+                models.entry(ranked.of.models()).or_default().push(*ranked);
             }
-            let whole: Vec<Vec<usize>> = models
+            let whole: Vec<Vec<Ranked<'a>>> = models
                 .values()
                 .map(|of| of.iter().copied().filter(joined).collect())
                 .collect();
             for mut some in [whole, models.into_values().collect()] {
-                some.retain(|pool| pool.len() >= self.nodes());
-                some.sort_by_key(|pool| (self.hosts[pool[self.nodes() - 1]].rank, pool[0]));
+                some.retain(|pool| self.are_enough(pool));
+                if some.len() > 1 {
+                    some.sort_by_cached_key(|pool| {
+                        let hosts = self.first(pool);
+                        let slowest = hosts.last().map(|host| host.rank);
+                        let first = hosts.first().map(|host| (host.rank, host.member));
+                        (slowest, first)
+                    });
+                }
                 pools.extend(some);
             }
-            pools.push(self.all().into_iter().filter(joined).collect());
+            pools.push(self.fitting.iter().copied().filter(joined).collect());
         }
-        pools.push(self.all());
-        pools.retain(|pool| pool.len() >= self.nodes());
-        pools.dedup();
-        pools.into_iter()
+        pools.push(self.fitting.clone());
+        pools.retain(|pool| self.are_enough(pool));
+        let same = |a: &Vec<Ranked<'a>>, b: &Vec<Ranked<'a>>| {
+            a.len() == b.len() && a.iter().zip(b).all(|(a, b)| std::ptr::eq(a.of, b.of))
+        };
+        pools.dedup_by(|a, b| same(a, b));
+        pools
     }
 
     /// The best choice of some of the hosts.
-    fn choose_of(&self, pool: &[usize]) -> Option<Vec<usize>> {
+    fn choose_of(&self, pool: &[Ranked<'a>]) -> Option<Vec<Host<'a>>> {
         if !self.arranges {
-            return pool.get(..self.nodes()).map(<[usize]>::to_vec);
+            return Some(self.first(pool)).filter(|chosen| chosen.len() == self.nodes());
         }
         let constraints = &self.request.constraints;
         let must_have = constraints.must_have(self.request.nodes);
-        let must = |member: &Member| must_have.is_some_and(|names| names.contains(&member.node));
-        // Numbered as they come, which is the same whatever the order in which nodes joined.
-        let mut blocks: BTreeMap<u32, u32> = BTreeMap::new();
-        let spots: Vec<Spot> = pool
-            .iter()
-            .map(|at| {
-                let Host { member, rank, .. } = &self.hosts[*at];
-                let next = blocks.len() as u32;
-                Spot {
-                    leaf: member.leaf,
-                    block: match member.block {
-                        ALONE => ALONE,
-                        block => *blocks.entry(block).or_insert(next),
-                    },
-                    rank: *rank,
-                    forced: must(member),
-                }
-            })
-            .collect();
-        let forced = spots.iter().filter(|spot| spot.forced).count();
-        if forced < must_have.map_or(0, BTreeSet::len) {
-            return None;
-        }
+        let spot = |Host { member, rank, .. }: &Host<'a>| Spot {
+            leaf: member.leaf,
+            block: member.block,
+            rank: *rank,
+            forced: must_have.is_some_and(|names| names.contains(&member.node)),
+        };
         let wish = Wish {
             nodes: self.nodes(),
             switches: (constraints.switches > 0).then_some(constraints.switches as usize),
             segment: constraints.segment.max(1) as usize,
         };
-        let taken = if constraints.contiguous {
-            self.next_to_each_other(pool, &spots, wish)
-        } else {
-            let switches = self.all.fabric().switches();
-            pack(switches, &spots, wish).map(|(_, taken)| taken)
-        };
-        Some(taken?.into_iter().map(|at| pool[at]).collect())
+        let wanted = must_have.map_or(0, BTreeSet::len);
+        if constraints.contiguous {
+            let (mut hosts, mut spots) = (Vec::new(), Vec::new());
+            self.each_host(pool, |host| {
+                spots.push(spot(&host));
+                hosts.push(host);
+            });
+            let forced = spots.iter().filter(|spot| spot.forced).count();
+            return if forced < wanted {
+                None
+            } else {
+                self.next_to_each_other(&hosts, &spots, wish)
+            };
+        }
+        let mut cells = Cells::new(self.nodes());
+        self.each_host(pool, |host| cells.add(spot(&host), host));
+        let (cells, first) = cells.sorted();
+        if cells.iter().map(|cell| cell.forced).sum::<usize>() < wanted {
+            return None;
+        }
+        let (_, taken) = pack(self.all.fabric().switches(), &cells, wish)?;
+        let taken = taken.into_iter().flat_map(|(cell, count)| &first[cell][..count]);
+        Some(taken.copied().collect())
     }
 
     /// The best run of hosts that follow each other in the order of all nodes' names.
-    fn next_to_each_other(&self, pool: &[usize], spots: &[Spot], wish: Wish) -> Option<Vec<usize>> {
+    fn next_to_each_other(&self, hosts: &[Host<'a>], spots: &[Spot], wish: Wish) -> Option<Vec<Host<'a>>> {
         let mut names: Vec<&NodeName> = self.all.names().collect();
         names.sort_by(|a, b| natural(a.as_str(), b.as_str()));
-        let spot_of: BTreeMap<&NodeName, usize> = (0..pool.len())
-            .map(|at| (&self.hosts[pool[at]].member.node, at))
-            .collect();
+        let places = hosts.iter().enumerate();
+        let spot_of: BTreeMap<&NodeName, usize> = places.map(|(at, host)| (&host.member.node, at)).collect();
         let forced = spots.iter().filter(|spot| spot.forced).count();
         let row: Vec<Option<usize>> = names.iter().map(|name| spot_of.get(name).copied()).collect();
         let windows = row.windows(wish.nodes).filter_map(|window| {
@@ -215,40 +261,36 @@ impl<'a> Gang<'a> {
             let value: Value = value_of(self.all.fabric().switches(), spots, &taken, wish)?;
             Some((value, taken))
         });
-        windows.min_by_key(|(value, _)| *value).map(|(_, taken)| taken)
+        let (_, taken) = windows.min_by_key(|(value, _)| *value)?;
+        Some(taken.into_iter().map(|at| hosts[at]).collect())
     }
+}
 
-    /// Puts a choice into the order of ranks.
-    fn order(&self, chosen: &mut [usize]) {
-        let member = |at: usize| self.hosts[at].member;
-        // A block stands where its first switch and its first name do.
-        let mut blocks: BTreeMap<u32, (u32, &str)> = BTreeMap::new();
-        let less = |a: (u32, &'a str), b: (u32, &'a str)| match a.0.cmp(&b.0).then_with(|| natural(a.1, b.1))
-        {
-            std::cmp::Ordering::Greater => b,
-            std::cmp::Ordering::Less | std::cmp::Ordering::Equal => a,
-        };
-        let place = |member: &'a Member| (member.leaf, member.node.as_str());
-        for member in chosen
-            .iter()
-            .map(|at| member(*at))
-            .filter(|member| member.block != ALONE)
-        {
-            let first = blocks.entry(member.block).or_insert(place(member));
-            *first = less(*first, place(member));
-        }
-        let first = |member: &'a Member| blocks.get(&member.block).copied().unwrap_or(place(member));
-        chosen.sort_by(|a, b| {
-            let (a, b) = (member(*a), member(*b));
-            let ((leaf_a, name_a), (leaf_b, name_b)) = (first(a), first(b));
-            let in_block = a
-                .leaf
-                .cmp(&b.leaf)
-                .then_with(|| natural(a.node.as_str(), b.node.as_str()));
-            leaf_a
-                .cmp(&leaf_b)
-                .then_with(|| natural(name_a, name_b))
-                .then(in_block)
-        });
+/// Puts a choice into the order of ranks.
+fn order<'a>(chosen: &mut [Host<'a>]) {
+    // A block stands where its first switch and its first name do.
+    let mut blocks: BTreeMap<u32, (u32, &str)> = BTreeMap::new();
+    let less = |a: (u32, &'a str), b: (u32, &'a str)| match a.0.cmp(&b.0).then_with(|| natural(a.1, b.1)) {
+        std::cmp::Ordering::Greater => b,
+        std::cmp::Ordering::Less | std::cmp::Ordering::Equal => a,
+    };
+    let place = |member: &'a Member| (member.leaf, member.node.as_str());
+    let members = chosen.iter().map(|host| host.member);
+    for member in members.filter(|member| member.block != ALONE) {
+        let first = blocks.entry(member.block).or_insert(place(member));
+        *first = less(*first, place(member));
     }
+    let first = |member: &'a Member| blocks.get(&member.block).copied().unwrap_or(place(member));
+    chosen.sort_by(|a, b| {
+        let (a, b) = (a.member, b.member);
+        let ((leaf_a, name_a), (leaf_b, name_b)) = (first(a), first(b));
+        let in_block = a
+            .leaf
+            .cmp(&b.leaf)
+            .then_with(|| natural(a.node.as_str(), b.node.as_str()));
+        leaf_a
+            .cmp(&leaf_b)
+            .then_with(|| natural(name_a, name_b))
+            .then(in_block)
+    });
 }

@@ -85,14 +85,15 @@ struct Host {
     room: Room,
 }
 
-/// A host as groups hold it: its name, and what constraints look at, which no group is split by.
+/// A host as groups hold it: its name, and what constraints look at, which no group is split by. Those of a leaf switch
+/// follow each other, by name: so single hosts are taken of few switches.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Member {
+    /// Number of its leaf switch, or [`ALONE`].
+    pub leaf: u32,
     pub node: NodeName,
     /// Number of its set of features.
     pub features: u32,
-    /// Number of its leaf switch, or [`ALONE`].
-    pub leaf: u32,
     /// Number of its block, or [`ALONE`].
     pub block: u32,
 }
@@ -251,14 +252,28 @@ impl<'a> Alike<'a> {
         self.members.iter().map(|members| count(members, filter)).sum()
     }
 
-    /// The first of them by name, in order.
+    /// All of them, in order if they are sorted.
+    pub fn members(&self) -> impl Iterator<Item = &'a Member> {
+        let filter = self.filter.as_deref();
+        let members = self.members.iter().flat_map(|members| members.iter());
+        members.filter(move |member| passes(filter, member))
+    }
+
+    /// Whether all of them are in order.
+    pub fn are_sorted(&self) -> bool {
+        self.members.len() == 1
+    }
+
+    /// The first of them, in order.
     pub fn first(&self, count: usize) -> Vec<&'a Member> {
         let filter = self.filter.as_deref();
         let of = |members: &&'a OrdSet<Member>| {
             let wanted = members.iter().filter(|member| passes(filter, member));
             wanted.take(count)
         };
-        let mut first: Vec<&Member> = self.members.iter().flat_map(of).collect();
+        let most = self.members.iter().map(|members| members.len().min(count)).sum();
+        let mut first = Vec::with_capacity(most);
+        first.extend(self.members.iter().flat_map(of));
         if self.members.len() > 1 {
             first.sort_unstable();
         }

@@ -71,6 +71,15 @@ const CPU_STEPS: u64 = 128;
 /// Memory is seldom what is short.
 const MEMORY_STEPS: u64 = 16;
 
+/// The whole part of `a * b / of`, which is no more than `b`.
+fn part(a: u64, b: u64, of: u64) -> u64 {
+    match a.checked_mul(b) {
+        Some(product) => product / of,
+        // Wider numbers are slower to divide.
+        None => (u128::from(a) * u128::from(b) / u128::from(of)) as u64,
+    }
+}
+
 impl Outfit {
     /// Thousandths of its GPUs.
     pub fn milli(&self) -> u64 {
@@ -79,10 +88,7 @@ impl Outfit {
 
     /// The class of a host with so much free.
     pub fn class(&self, cpus: u32, memory_bytes: u64) -> Class {
-        let step = |free: u64, all: u64, steps: u64| {
-            let step = u128::from(free.min(all)) * u128::from(steps) / u128::from(all.max(1));
-            step as u16
-        };
+        let step = |free: u64, all: u64, steps: u64| part(free.min(all), steps, all.max(1)) as u16;
         (
             step(cpus.into(), self.cpus.into(), CPU_STEPS),
             step(memory_bytes, self.memory_bytes, MEMORY_STEPS),
@@ -92,7 +98,8 @@ impl Outfit {
     /// CPUs and memory that every host of a class has free.
     pub fn least(&self, (cpus, memory): Class) -> (u32, u64) {
         let least = |step: u16, all: u64, steps: u64| {
-            (u128::from(step) * u128::from(all)).div_ceil(u128::from(steps)) as u64
+            let step = u64::from(step);
+            part(step, all, steps) + u64::from(!(step * (all % steps)).is_multiple_of(steps))
         };
         let cpus = least(cpus, self.cpus.into(), CPU_STEPS) as u32;
         (cpus, least(memory, self.memory_bytes, MEMORY_STEPS))

@@ -13,7 +13,6 @@
 mod leaves;
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 
 use crate::model::fabric::Switch;
 
@@ -34,6 +33,24 @@ pub(super) struct Spot {
     pub rank: u32,
     /// It must be taken.
     pub forced: bool,
+}
+
+/// The hosts of one block on one leaf switch that a gang can take; one host where it hangs on the root alone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Cell {
+    /// Its place among all cells.
+    pub number: usize,
+    /// Number of the leaf switch, or [`ALONE`].
+    pub leaf: u32,
+    /// Number of the block, or [`ALONE`]: each host is in none, or in one of its own.
+    pub block: u32,
+    /// How many hosts.
+    pub hosts: usize,
+    /// How many of them must be taken.
+    pub forced: usize,
+    /// How many kinds of hosts are better than each: of those that must be taken, then of the best, as many as a gang
+    /// has nodes, or of all.
+    pub ranks: Vec<u32>,
 }
 
 /// What is taken.
@@ -81,44 +98,117 @@ impl Value {
     }
 }
 
-/// The best choice of spots, as positions in `spots`, in no order; none: there is none.
-pub(super) fn pack(switches: &[Switch], spots: &[Spot], wish: Wish) -> Option<(Value, Vec<usize>)> {
-    let mut order: Vec<usize> = (0..spots.len()).collect();
-    // Within a block of a switch those that must be taken come first, then the best.
-    order.sort_by_key(|at| {
-        let spot = &spots[*at];
-        (spot.leaf, spot.block, !spot.forced, spot.rank)
-    });
-    let forced = spots.iter().filter(|spot| spot.forced).count();
-    let mut subtrees: Vec<(&Switch, Range<usize>)> = Vec::new();
+/// Hosts that a gang can take, by the cells that they lie in.
+pub(super) struct Cells<T> {
+    /// Nodes of the gang.
+    nodes: usize,
+    /// Each with the first of its hosts, as [`Cell::ranks`] has them.
+    all: Vec<(Cell, Vec<T>)>,
+    /// Those on each leaf switch, with the number of their block.
+    on: Vec<Vec<(u32, usize)>>,
+    /// Blocks, numbered as they come: that is the same whatever the order in which nodes joined.
+    blocks: BTreeMap<u32, u32>,
+}
+
+impl<T> Cells<T> {
+    /// None yet, for a gang of so many nodes.
+    pub fn new(nodes: usize) -> Self {
+        Self {
+            nodes,
+            all: Vec::new(),
+            on: Vec::new(),
+            blocks: BTreeMap::new(),
+        }
+    }
+
+    /// One more host; they come by rank.
+    pub fn add(&mut self, spot: Spot, host: T) {
+        let leaf = spot.leaf as usize;
+        let known = self.on.get(leaf).and_then(|cells| {
+            let known = cells.iter().find(|(block, _)| *block == spot.block);
+            known.map(|(_, at)| *at)
+        });
+        let at = known.unwrap_or_else(|| self.open(spot));
+        let (cell, first) = &mut self.all[at];
+        cell.hosts += 1;
+        // Those that must be taken stand first.
+        let place = if spot.forced { cell.forced } else { first.len() };
+        cell.forced += usize::from(spot.forced);
+        if place < self.nodes {
+            first.truncate(self.nodes - 1);
+            cell.ranks.truncate(self.nodes - 1);
+            first.insert(place, host);
+            cell.ranks.insert(place, spot.rank);
+        }
+    }
+
+    /// A cell of its own; each host that hangs on the root alone has one.
+    fn open(&mut self, spot: Spot) -> usize {
+        let at = self.all.len();
+        if spot.leaf != ALONE {
+            let leaf = spot.leaf as usize;
+            if leaf >= self.on.len() {
+                self.on.resize_with(leaf + 1, Vec::new);
+            }
+            self.on[leaf].push((spot.block, at));
+        }
+        let next = self.blocks.len() as u32;
+        let block = match spot.block {
+            ALONE => ALONE,
+            block => *self.blocks.entry(block).or_insert(next),
+        };
+        let cell = Cell {
+            number: at,
+            leaf: spot.leaf,
+            block,
+            hosts: 0,
+            forced: 0,
+            ranks: Vec::new(),
+        };
+        self.all.push((cell, Vec::new()));
+        at
+    }
+
+    /// The cells by leaf switch, then by block, and of each the first hosts.
+    pub fn sorted(mut self) -> (Vec<Cell>, Vec<Vec<T>>) {
+        let place = |cell: &Cell| {
+            (
+                cell.leaf,
+                cell.block,
+                cell.forced == 0,
+                cell.ranks.first().copied(),
+            )
+        };
+        self.all.sort_by_key(|(cell, _)| place(cell));
+        for (number, (cell, _)) in self.all.iter_mut().enumerate() {
+            cell.number = number;
+        }
+        self.all.into_iter().unzip()
+    }
+}
+
+/// The best choice of hosts, as how many of which cells, the first of each; none: there is none. The cells come by leaf
+/// switch, then by block.
+pub(super) fn pack(switches: &[Switch], cells: &[Cell], wish: Wish) -> Option<(Value, Vec<(usize, usize)>)> {
+    let forced: usize = cells.iter().map(|cell| cell.forced).sum();
+    let mut subtrees: Vec<(&Switch, &[Cell])> = Vec::new();
     for (number, switch) in switches.iter().enumerate() {
-        let range = if number == 0 {
-            0..order.len()
+        let below = if number == 0 {
+            cells
         } else {
-            let from = order.partition_point(|at| spots[*at].leaf < number as u32);
-            from..order.partition_point(|at| spots[*at].leaf <= switch.last)
+            let from = cells.partition_point(|cell| cell.leaf < number as u32);
+            &cells[from..cells.partition_point(|cell| cell.leaf <= switch.last)]
         };
-        let all_forced = || {
-            order[range.clone()]
-                .iter()
-                .filter(|at| spots[**at].forced)
-                .count()
-                == forced
-        };
-        if range.len() >= wish.nodes && all_forced() {
-            subtrees.push((switch, range));
+        if hosts_of(below) >= wish.nodes && below.iter().map(|cell| cell.forced).sum::<usize>() == forced {
+            subtrees.push((switch, below));
         }
     }
     subtrees.sort_by_key(|(switch, _)| switch.level);
     for level in subtrees.chunk_by(|a, b| a.0.level == b.0.level) {
-        let found = level.iter().filter_map(|(switch, range)| {
-            let subtree = Subtree {
-                spots,
-                order: &order[range.clone()],
-                wish,
-            };
-            let (price, taken) = subtree.best()?;
-            Some((Value::new(switch.level, price, range.len() - wish.nodes), taken))
+        let found = level.iter().filter_map(|(switch, cells)| {
+            let (price, taken) = Subtree { cells, wish }.best()?;
+            let left = hosts_of(*cells) - wish.nodes;
+            Some((Value::new(switch.level, price, left), taken))
         });
         // The first of equals.
         if let Some(best) = found.min_by_key(|(value, _)| *value) {
@@ -126,6 +216,10 @@ pub(super) fn pack(switches: &[Switch], spots: &[Spot], wish: Wish) -> Option<(V
         }
     }
     None
+}
+
+fn hosts_of<'a>(cells: impl IntoIterator<Item = &'a Cell>) -> usize {
+    cells.into_iter().map(|cell| cell.hosts).sum()
 }
 
 /// How good a choice is that was made otherwise; none: it breaks the wish.
@@ -229,8 +323,8 @@ impl Table {
 
 /// Where the hosts of an offer come from.
 enum Source {
-    /// The first hosts of a range of the order.
-    Hosts(Range<usize>),
+    /// The first hosts of a cell.
+    Hosts(usize),
     /// So many hosts of another offer.
     Inner(Box<Offer>),
     /// Each of several, with the place of it that each place of the sum took.
@@ -246,11 +340,11 @@ struct Offer {
 }
 
 impl Offer {
-    /// Adds the hosts that a place of the table stands for.
-    fn collect(&self, place: usize, into: &mut Vec<usize>) {
+    /// Adds the hosts that a place of the table stands for: how many of which cell.
+    fn collect(&self, place: usize, into: &mut Vec<(usize, usize)>) {
         let columns = self.table.columns;
         match &self.source {
-            Source::Hosts(range) => into.extend(range.clone().take(place % columns)),
+            Source::Hosts(cell) => into.push((*cell, place % columns)),
             Source::Inner(offer) => offer.collect(place % columns, into),
             Source::Sum(parts) => {
                 // Back from the last that was added.
@@ -269,29 +363,13 @@ impl Offer {
 
 /// A subtree of which a whole gang is to be taken.
 struct Subtree<'a> {
-    spots: &'a [Spot],
-    /// Its spots: positions, by leaf switch, block and rank.
-    order: &'a [usize],
+    /// By leaf switch.
+    cells: &'a [Cell],
     wish: Wish,
 }
 
-/// The hosts of one block on one leaf switch: a range of the order.
-#[derive(Clone, Debug)]
-struct Cell {
-    leaf: u32,
-    block: u32,
-    range: Range<usize>,
-    forced: usize,
-}
-
-impl Cell {
-    fn len(&self) -> usize {
-        self.range.len()
-    }
-}
-
-impl Subtree<'_> {
-    fn best(&self) -> Option<(Price, Vec<usize>)> {
+impl<'a> Subtree<'a> {
+    fn best(&self) -> Option<(Price, Vec<(usize, usize)>)> {
         let leaves = self.leaves();
         let spanning = spanning(&leaves);
         let units = units(&leaves, &spanning);
@@ -304,9 +382,10 @@ impl Subtree<'_> {
         if price == NEVER {
             return None;
         }
-        let mut taken = Vec::with_capacity(self.wish.nodes);
+        let mut taken = Vec::new();
         all.collect(place, &mut taken);
-        Some((price, taken.into_iter().map(|at| self.order[at]).collect()))
+        taken.retain(|(_, count)| *count > 0);
+        Some((price, taken))
     }
 
     /// Rows of tables that count leaf switches.
@@ -318,40 +397,20 @@ impl Subtree<'_> {
         hosts.min(self.wish.nodes) + 1
     }
 
-    /// The cells of each leaf switch.
-    fn leaves(&self) -> Vec<Vec<Cell>> {
-        let mut leaves: Vec<Vec<Cell>> = Vec::new();
-        for (at, spot) in self.order.iter().map(|at| &self.spots[*at]).enumerate() {
-            let cell = Cell {
-                leaf: spot.leaf,
-                block: spot.block,
-                range: at..at + 1,
-                forced: usize::from(spot.forced),
-            };
-            match leaves.last_mut() {
-                Some(leaf) if spot.leaf != ALONE && leaf[0].leaf == spot.leaf => match leaf.last_mut() {
-                    Some(last) if last.block == spot.block => {
-                        last.range.end = at + 1;
-                        last.forced += cell.forced;
-                    }
-                    _ => leaf.push(cell),
-                },
-                // Each host that hangs on the root alone is on a switch of its own.
-                _ => leaves.push(vec![cell]),
-            }
-        }
-        leaves
+    /// The cells of each leaf switch. Each host that hangs on the root alone is on a switch of its own.
+    fn leaves(&self) -> Vec<&'a [Cell]> {
+        let same = |a: &Cell, b: &Cell| a.leaf == b.leaf && a.leaf != ALONE;
+        self.cells.chunk_by(same).collect()
     }
 
     /// The hosts of one cell, at a price for the first and for each.
     fn hosts(&self, cell: &Cell, first: Price, each: Price, segment: usize) -> Offer {
-        let columns = self.columns(cell.len());
+        let columns = self.columns(cell.hosts);
         let mut best = vec![NEVER; columns];
         let mut price = 0;
         for (count, place) in best.iter_mut().enumerate() {
             if count > 0 {
-                let spot = &self.spots[self.order[cell.range.start + count - 1]];
-                price += each + Price::from(spot.rank);
+                price += each + Price::from(cell.ranks[count - 1]);
             }
             if count >= cell.forced && count % segment == 0 {
                 *place = if count > 0 { first + price } else { 0 };
@@ -359,7 +418,7 @@ impl Subtree<'_> {
         }
         Offer {
             table: Table { columns, best },
-            source: Source::Hosts(cell.range.clone()),
+            source: Source::Hosts(cell.number),
         }
     }
 
@@ -370,7 +429,7 @@ impl Subtree<'_> {
             (ALONE, 1) => self.hosts(cell, 0, BLOCK, 1),
             (ALONE, _) => self.hosts(cell, 0, BLOCK, usize::MAX),
             (_, segment) => {
-                let all = cell.len() as Price;
+                let all = cell.hosts as Price;
                 self.hosts(cell, BLOCK + all * LEFT_IN_BLOCK, -LEFT_IN_BLOCK, segment)
             }
         }
@@ -399,8 +458,7 @@ impl Subtree<'_> {
     }
 
     /// Leaf switches that share blocks with each other and with no others.
-    fn unit(&self, leaves: &[&Vec<Cell>], spanning: &BTreeMap<u32, usize>) -> Offer {
-        let hosts_on = |leaf: &[Cell]| leaf.iter().map(Cell::len).sum::<usize>();
+    fn unit(&self, leaves: &[&[Cell]], spanning: &BTreeMap<u32, usize>) -> Offer {
         let cells = || leaves.iter().flat_map(|leaf| leaf.iter());
         let mut shared: Vec<u32> = cells()
             .map(|cell| cell.block)
@@ -410,15 +468,14 @@ impl Subtree<'_> {
         shared.dedup();
         if shared.is_empty() {
             // One leaf switch.
-            let all = cells().map(Cell::len).sum();
-            return self.leaf(all, cells().map(|cell| self.block(cell)));
+            return self.leaf(hosts_of(cells()), cells().map(|cell| self.block(cell)));
         }
         let one_block = cells().all(|cell| cell.block == shared[0]);
         if shared.len() > MAX_SPANNING || self.wish.segment > 1 && !one_block {
             let exact = self.by_leaves(leaves);
             return exact.unwrap_or_else(|| self.one_by_one(leaves, &shared));
         }
-        let columns = self.columns(cells().map(Cell::len).sum());
+        let columns = self.columns(hosts_of(cells()));
         let sets = (0u32..1 << shared.len()).map(|set| {
             // Blocks of the set are paid for, whether or not they are used; others are not there.
             let paid = |block: u32| {
@@ -434,11 +491,11 @@ impl Subtree<'_> {
             };
             let leaves = leaves
                 .iter()
-                .map(|leaf| self.leaf(hosts_on(leaf), leaf.iter().map(offer)));
+                .map(|leaf| self.leaf(hosts_of(*leaf), leaf.iter().map(offer)));
             let mut all = sum(self.rows(), columns, leaves);
             let paid = cells().filter(|cell| paid(cell.block) == Some(true));
             let price = paid
-                .map(|cell| cell.len() as Price * LEFT_IN_BLOCK)
+                .map(|cell| cell.hosts as Price * LEFT_IN_BLOCK)
                 .sum::<Price>()
                 + Price::from(set.count_ones()) * BLOCK;
             for (place, best) in all
@@ -457,19 +514,19 @@ impl Subtree<'_> {
     }
 
     /// The same, each block by itself: what several have in common is paid for by each.
-    fn one_by_one(&self, leaves: &[&Vec<Cell>], shared: &[u32]) -> Offer {
+    fn one_by_one(&self, leaves: &[&[Cell]], shared: &[u32]) -> Offer {
         let (rows, segment) = (self.rows(), self.wish.segment);
         let cells = || leaves.iter().flat_map(|leaf| leaf.iter());
         let own = cells().filter(|cell| !shared.contains(&cell.block));
-        let own = own.map(|cell| self.leaf(cell.len(), std::iter::once(self.block(cell))));
+        let own = own.map(|cell| self.leaf(cell.hosts, std::iter::once(self.block(cell))));
         let blocks = shared.iter().map(|block| {
             let mut own: Vec<&Cell> = cells().filter(|cell| cell.block == *block).collect();
             // The fewest switches: the largest first.
-            own.sort_by_key(|cell| (cell.forced == 0, std::cmp::Reverse(cell.len())));
-            let all: usize = own.iter().map(|cell| cell.len()).sum();
+            own.sort_by_key(|cell| (cell.forced == 0, std::cmp::Reverse(cell.hosts)));
+            let all = hosts_of(own.iter().copied());
             let on_leaf = |cell: &&Cell| {
                 let hosts = self.hosts(cell, 0, -LEFT_IN_BLOCK, 1);
-                self.leaf(cell.len(), std::iter::once(hosts))
+                self.leaf(cell.hosts, std::iter::once(hosts))
             };
             let mut sum = sum(rows, self.columns(all), own.iter().map(on_leaf));
             let columns = sum.table.columns;
@@ -489,8 +546,7 @@ impl Subtree<'_> {
             }
             sum
         });
-        let hosts = cells().map(Cell::len).sum();
-        sum(rows, self.columns(hosts), own.chain(blocks))
+        sum(rows, self.columns(hosts_of(cells())), own.chain(blocks))
     }
 }
 
@@ -527,7 +583,7 @@ fn either(offers: Vec<Offer>) -> Offer {
 }
 
 /// Blocks that lie on several of the leaf switches, and the first of these.
-fn spanning(leaves: &[Vec<Cell>]) -> BTreeMap<u32, usize> {
+fn spanning(leaves: &[&[Cell]]) -> BTreeMap<u32, usize> {
     let mut first = BTreeMap::new();
     let mut spanning = BTreeMap::new();
     for (at, leaf) in leaves.iter().enumerate() {
@@ -542,7 +598,7 @@ fn spanning(leaves: &[Vec<Cell>]) -> BTreeMap<u32, usize> {
 }
 
 /// Leaf switches, those together that share blocks.
-fn units<'a>(leaves: &'a [Vec<Cell>], spanning: &BTreeMap<u32, usize>) -> Vec<Vec<&'a Vec<Cell>>> {
+fn units<'a>(leaves: &[&'a [Cell]], spanning: &BTreeMap<u32, usize>) -> Vec<Vec<&'a [Cell]>> {
     // The first switch of each unit, so far as it is known: union by the smaller.
     let mut unit: Vec<usize> = (0..leaves.len()).collect();
     fn root(unit: &[usize], mut at: usize) -> usize {
@@ -557,7 +613,7 @@ fn units<'a>(leaves: &'a [Vec<Cell>], spanning: &BTreeMap<u32, usize>) -> Vec<Ve
             unit[a.max(b)] = a.min(b);
         }
     }
-    let mut units: BTreeMap<usize, Vec<&Vec<Cell>>> = BTreeMap::new();
+    let mut units: BTreeMap<usize, Vec<&[Cell]>> = BTreeMap::new();
     for (at, leaf) in leaves.iter().enumerate() {
         units.entry(root(&unit, at)).or_default().push(leaf);
     }

@@ -134,7 +134,39 @@ pub(super) struct Prospect {
     several: Vec<(Wanted, u64)>,
     /// How much its GPUs are in demand: [`ALL`] where it is like the mean.
     demand: u64,
-    known: Mutex<BTreeMap<(FreeGpus, Class), u64>>,
+    known: Mutex<Known>,
+}
+
+/// Worths of what is free, as they were found.
+#[derive(Debug, Default)]
+struct Known {
+    /// Where no GPU is shared, as in most lookups: by number of GPUs and class.
+    whole: BTreeMap<(u16, Class), u64>,
+    others: BTreeMap<(Class, FreeGpus), u64>,
+}
+
+impl Known {
+    fn len(&self) -> usize {
+        self.whole.len() + self.others.len()
+    }
+
+    fn get(&self, free: &FreeGpus, class: Class) -> Option<u64> {
+        let known = match free.shared[0] {
+            0 => self.whole.get(&(free.whole, class)),
+            _ => self.others.get(&(class, *free)),
+        };
+        known.copied()
+    }
+
+    fn insert(&mut self, free: FreeGpus, class: Class, worth: u64) {
+        if self.len() >= MAX_KNOWN {
+            *self = Self::default();
+        }
+        match free.shared[0] {
+            0 => self.whole.insert((free.whole, class), worth),
+            _ => self.others.insert((class, free), worth),
+        };
+    }
 }
 
 impl Prospect {
@@ -148,15 +180,11 @@ impl Prospect {
 
     fn worth(&self, free: FreeGpus, class: Class) -> u64 {
         let known = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(worth) = known().get(&(free, class)) {
-            return *worth;
+        if let Some(worth) = known().get(&free, class) {
+            return worth;
         }
         let worth = self.used(free, class) + self.at_once(free, class) + self.demanded(free);
-        let mut known = known();
-        if known.len() >= MAX_KNOWN {
-            known.clear();
-        }
-        known.insert((free, class), worth);
+        known().insert(free, class, worth);
         worth
     }
 

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use super::{
     ALONE, BLOCK, Cell, LEAF, LEFT_IN_BLOCK, LEFT_ON_LEAF, NEVER, Offer, Price, Source, Subtree, Table,
 };
-use super::{either, sum};
+use super::{either, hosts_of, sum};
 
 /// Sets of leaf switches that are tried: all pairs of 64, or all sets of three of 25.
 const MAX_SETS: usize = 2_048;
@@ -36,15 +36,15 @@ fn sets(of: usize, most: usize) -> Option<Vec<Vec<usize>>> {
 impl Subtree<'_> {
     /// Exactly what can be had of leaf switches that share blocks, where their number is limited; none: it is not, or
     /// there are too many to try.
-    pub(super) fn by_leaves(&self, leaves: &[&Vec<Cell>]) -> Option<Offer> {
+    pub(super) fn by_leaves(&self, leaves: &[&[Cell]]) -> Option<Offer> {
         let sets = sets(leaves.len(), self.wish.switches?)?;
         let offers = sets.iter().map(|set| self.of_leaves(leaves, set));
         Some(either(offers.collect()))
     }
 
     /// What can be had where just these leaf switches are paid for.
-    fn of_leaves(&self, leaves: &[&Vec<Cell>], set: &[usize]) -> Offer {
-        let columns = self.columns(leaves.iter().flat_map(|leaf| leaf.iter()).map(Cell::len).sum());
+    fn of_leaves(&self, leaves: &[&[Cell]], set: &[usize]) -> Offer {
+        let columns = self.columns(hosts_of(leaves.iter().flat_map(|leaf| leaf.iter())));
         let mut blocks: BTreeMap<u32, Vec<&Cell>> = BTreeMap::new();
         let mut parts = Vec::new();
         let (mut hosts, mut left_out) = (0, false);
@@ -54,7 +54,7 @@ impl Subtree<'_> {
                 continue;
             }
             for cell in *leaf {
-                hosts += cell.len();
+                hosts += cell.hosts;
                 if cell.block == ALONE {
                     parts.push(self.block(cell));
                 } else {
@@ -64,7 +64,7 @@ impl Subtree<'_> {
         }
         parts.extend(blocks.iter().map(|(block, cells)| {
             let on_all = leaves.iter().flat_map(|leaf| leaf.iter());
-            let all = on_all.filter(|cell| cell.block == *block).map(Cell::len).sum();
+            let all = hosts_of(on_all.filter(|cell| cell.block == *block));
             self.whole_segments(cells, all)
         }));
         let inner = sum(1, columns, parts.into_iter());
@@ -91,7 +91,7 @@ impl Subtree<'_> {
 
     /// Hosts of one block, of which there are so many in all, by whole segments.
     fn whole_segments(&self, cells: &[&Cell], all: usize) -> Offer {
-        let here = cells.iter().map(|cell| cell.len()).sum();
+        let here = hosts_of(cells.iter().copied());
         let hosts = cells.iter().map(|cell| self.hosts(cell, 0, -LEFT_IN_BLOCK, 1));
         let mut sum = sum(1, self.columns(here), hosts);
         for (count, best) in sum.table.best.iter_mut().enumerate() {

@@ -151,7 +151,7 @@ fn there_is_an_end_to_what_is_kept() {
         }
     }
     let known = prospect.known.lock().expect("nobody panicked");
-    assert!(!known.is_empty() && known.len() <= MAX_KNOWN);
+    assert!((1..=MAX_KNOWN).contains(&known.len()));
     drop(known);
     let many: Vec<Outfit> = (1..1000).map(|cpus| outfit(cpus, 1, "A")).collect();
     let outfits: Vec<(&Outfit, usize)> = many.iter().map(|outfit| (outfit, 1)).collect();
