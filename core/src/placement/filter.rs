@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use super::Needs;
 use super::fit::Lack;
-use super::hosts::{Hosts, Member};
+use super::groups::Member;
+use super::hosts::Hosts;
 use crate::model::features::FeatureExpression;
 use crate::model::ids::NodeName;
 use crate::model::partition::NodeSet;

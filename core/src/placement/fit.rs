@@ -7,7 +7,8 @@ use std::rc::Rc;
 use super::filter::Filter;
 use super::gang;
 use super::gpu_set::positions;
-use super::hosts::{Alike, Assume, Hosts, Kind, Member, SameGpus};
+use super::groups::{Alike, Member, SameGpus};
+use super::hosts::{Assume, Hosts, Kind};
 use super::kind::Class;
 use super::prospect::{FreeGpus, Prospect, Prospects};
 use super::units::{Chosen, Free, PartRoom, Units};
@@ -206,6 +207,17 @@ enum Next {
     Nothing,
 }
 
+/// Hosts of a class, as they are gone through.
+struct InClass {
+    class: Class,
+    /// What requests to come lose there.
+    lost: i64,
+    /// How many were taken.
+    taken: usize,
+    /// The others need no look.
+    enough: bool,
+}
+
 /// Goes through the hosts that fit, those that give the same GPUs and are of one class together; `take` is told how
 /// many of the class it was given, these included. `note` is told what the others lack, of hosts that were looked
 /// at. With `prospects`, what is lost to requests to come is found as well.
@@ -247,38 +259,45 @@ fn each_fitting<'a>(
         let host = &group.kind.host;
         let amounts = request.amounts_of(host.cpus, host.memory_bytes);
         let mut looked_at = 0;
-        for class in group.classes(amounts.0) {
-            let lost = loss
-                .as_ref()
-                .map_or(0, |loss| loss.in_class(class.class, amounts));
-            let mut taken = 0;
-            for alike in class.with_cpus(amounts.0) {
-                let count = alike.count();
-                if count == 0 {
-                    continue;
+        let mut class: Option<InClass> = None;
+        for alike in group.alike(amounts.0) {
+            if class.as_ref().is_none_or(|of| of.class != alike.class) {
+                let lost = loss.as_ref();
+                class = Some(InClass {
+                    class: alike.class,
+                    lost: lost.map_or(0, |loss| loss.in_class(alike.class, amounts)),
+                    taken: 0,
+                    enough: false,
+                });
+            }
+            let Some(class) = class.as_mut().filter(|class| !class.enough) else {
+                continue;
+            };
+            let count = alike.count();
+            if count == 0 {
+                continue;
+            }
+            looked_at += count;
+            let left_gpus = (alike.gpus & !chosen.units.gpus()).count_ones();
+            if let Some(lack) = lacks_besides(hosts, &alike, left_gpus, needs) {
+                if let Some(note) = &mut note {
+                    note(lack, count);
                 }
-                looked_at += count;
-                let left_gpus = (alike.gpus & !chosen.units.gpus()).count_ones();
-                if let Some(lack) = lacks_besides(hosts, &alike, left_gpus, needs) {
-                    if let Some(note) = &mut note {
-                        note(lack, count);
-                    }
-                    continue;
-                }
-                taken += count;
-                let candidate = Candidate {
-                    chosen: chosen.clone(),
-                    lost,
-                    left_gpus,
-                    left_cpus: alike.cpus - amounts.0,
-                    left_memory: alike.memory_bytes - amounts.1,
-                    alike,
-                };
-                match take(candidate, taken) {
-                    Next::Host => {}
-                    Next::Class => break,
-                    Next::Nothing => return,
-                }
+                continue;
+            }
+            class.taken += count;
+            let candidate = Candidate {
+                chosen: chosen.clone(),
+                lost: class.lost,
+                left_gpus,
+                left_cpus: alike.cpus - amounts.0,
+                left_memory: alike.memory_bytes - amounts.1,
+                alike,
+            };
+            match take(candidate, class.taken) {
+                Next::Host => {}
+                Next::Class => class.enough = true,
+                Next::Nothing => return,
             }
         }
         if let Some(note) = &mut note {

@@ -8,7 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::Part;
 use super::fit::Candidate;
-use super::hosts::{Hosts, Member};
+use super::groups::Member;
+use super::hosts::Hosts;
 use super::pack::{ALONE, Cells, Spot, Value, Wish, pack, value_of};
 use crate::model::host_list::natural;
 use crate::model::ids::NodeName;

@@ -4,12 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::{Arc, OnceLock};
 
-use imbl::{OrdMap, OrdSet};
+use imbl::OrdMap;
 
 use super::demand::Demand;
 use super::filter::Filter;
 use super::fit::Lack;
-use super::kind::{Class, HostKind, Outfit};
+use super::groups::{GroupKey, Groups, Member, Members, Place, SameGpus};
+use super::kind::{HostKind, Outfit};
 use super::numbers::Numbers;
 use super::pack::ALONE;
 use super::prospect::Prospects;
@@ -17,8 +18,7 @@ use super::recent::Outlook;
 use super::reserve::Reserve;
 use super::shape::Shape;
 use super::table::{LazyTable, MAX_TABLE_GPUS, Table};
-use super::units::{PartRoom, Parts};
-use crate::maps::change;
+use super::units::Parts;
 use crate::model::fabric::Fabric;
 use crate::model::gpu::Inventory;
 use crate::model::ids::NodeName;
@@ -85,28 +85,19 @@ struct Host {
     room: Room,
 }
 
-/// A host as groups hold it: its name, and what constraints look at, which no group is split by. Those of a leaf switch
-/// follow each other, by name: so single hosts are taken of few switches.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Member {
-    /// Number of its leaf switch, or [`ALONE`].
-    pub leaf: u32,
-    pub node: NodeName,
-    /// Number of its set of features.
-    pub features: u32,
-    /// Number of its block, or [`ALONE`].
-    pub block: u32,
+impl Host {
+    /// Where it stands among the groups; of this outfit is its kind.
+    fn place(&self, outfit: &Outfit) -> Place {
+        let (cpus, memory_bytes) = (self.room.cpus, self.room.memory_bytes);
+        let group = GroupKey {
+            kind: self.kind,
+            available: self.room.unavailable.is_none(),
+            gpus: self.room.gpus,
+            parts: Arc::clone(&self.room.parts),
+        };
+        (group, (outfit.class(cpus, memory_bytes), cpus, memory_bytes))
+    }
 }
-
-/// Kind, whether anything is placed on them, which GPUs are free, and what of others: what decides which GPU
-/// units a request gets.
-type GroupKey = (u32, bool, u64, Parts);
-
-/// Hosts by free CPUs and memory.
-type ByRoom = OrdMap<(u32, u64), OrdSet<Member>>;
-
-/// Hosts that give a request the same GPUs, by class.
-type Group = OrdMap<Class, ByRoom>;
 
 /// All hosts. Cloning is cheap.
 #[derive(Clone, Debug, Default)]
@@ -117,7 +108,7 @@ pub struct Hosts {
     kinds: OrdMap<u32, Arc<Kind>>,
     /// Hosts of each kind.
     counts: OrdMap<u32, usize>,
-    groups: OrdMap<GroupKey, Group>,
+    groups: Groups,
     /// Number of the next kind.
     next: u32,
     /// What each keeps for its free GPUs.
@@ -133,164 +124,6 @@ pub struct Hosts {
     prospects: OnceLock<Arc<Prospects>>,
     /// Changes of what there is, free or not.
     epoch: u64,
-}
-
-/// Hosts that give a request the same GPUs; what is taken as free.
-pub(super) struct SameGpus<'a> {
-    pub kind: &'a Kind,
-    pub gpus: u64,
-    pub parts: &'a [(u8, PartRoom)],
-    first: &'a Group,
-    /// Further groups, where all of them are taken as free.
-    others: Vec<&'a Group>,
-    filter: Option<Rc<Filter<'a>>>,
-    /// CPUs and memory of each, where not what is free now is taken as free.
-    whole: Option<(u32, u64)>,
-}
-
-/// Hosts that are equal to a request, and what of each may be given away.
-pub(super) struct Alike<'a> {
-    pub kind: &'a Kind,
-    pub gpus: u64,
-    pub cpus: u32,
-    pub memory_bytes: u64,
-    members: Vec<&'a OrdSet<Member>>,
-    filter: Option<Rc<Filter<'a>>>,
-}
-
-impl<'a> SameGpus<'a> {
-    fn sets(&self) -> impl Iterator<Item = &'a OrdSet<Member>> {
-        let groups = std::iter::once(self.first).chain(self.others.iter().copied());
-        let classes = groups.flat_map(|group| group.values());
-        classes.flat_map(|rooms| rooms.values())
-    }
-
-    pub fn count(&self) -> usize {
-        self.sets()
-            .map(|members| count(members, self.filter.as_deref()))
-            .sum()
-    }
-
-    /// How many are left out, and for what.
-    pub fn left_out(&self) -> BTreeMap<Lack, usize> {
-        let mut lacks = BTreeMap::new();
-        let Some(filter) = self.filter.as_deref() else {
-            return lacks;
-        };
-        for lack in self.sets().flatten().filter_map(|member| filter.lack(member)) {
-            *lacks.entry(lack).or_default() += 1;
-        }
-        lacks
-    }
-
-    /// Classes in which there may be hosts with as many CPUs.
-    pub fn classes(&self, cpus: u32) -> impl Iterator<Item = InClass<'a>> + use<'a> {
-        let (kind, gpus, filter) = (self.kind, self.gpus, self.filter.clone());
-        let outfit = &kind.outfit;
-        let whole = self.whole.map(|(cpus, memory_bytes)| {
-            let all = Rooms::Whole(cpus, memory_bytes, self.sets().collect());
-            (outfit.class(cpus, memory_bytes), all)
-        });
-        let free = self.whole.is_none().then_some(self.first);
-        let fewest = outfit.class(cpus, 0);
-        let free = free.into_iter().flat_map(move |group| group.range(fewest..));
-        let free = free.map(|(class, rooms)| (*class, Rooms::Free(rooms)));
-        whole.into_iter().chain(free).map(move |(class, rooms)| InClass {
-            class,
-            kind,
-            gpus,
-            rooms,
-            filter: filter.clone(),
-        })
-    }
-}
-
-/// Hosts of [`SameGpus`] that are of one class.
-pub(super) struct InClass<'a> {
-    pub class: Class,
-    kind: &'a Kind,
-    gpus: u64,
-    rooms: Rooms<'a>,
-    filter: Option<Rc<Filter<'a>>>,
-}
-
-/// Whose CPUs and memory are looked at.
-enum Rooms<'a> {
-    /// So much is taken as free, of all of them.
-    Whole(u32, u64, Vec<&'a OrdSet<Member>>),
-    /// What is free.
-    Free(&'a ByRoom),
-}
-
-impl<'a> InClass<'a> {
-    /// Those with as many CPUs, the fewest first, those that are equal together.
-    pub fn with_cpus(self, least: u32) -> impl Iterator<Item = Alike<'a>> {
-        let Self {
-            kind, gpus, filter, ..
-        } = self;
-        let (whole, free) = match self.rooms {
-            Rooms::Whole(cpus, memory_bytes, members) => (Some((cpus, memory_bytes, members)), None),
-            Rooms::Free(rooms) => (None, Some(rooms)),
-        };
-        let free = free.into_iter().flat_map(move |rooms| rooms.range((least, 0)..));
-        let free = free.map(|((cpus, memory_bytes), members)| (*cpus, *memory_bytes, vec![members]));
-        let whole = whole.into_iter().filter(move |(cpus, ..)| *cpus >= least);
-        whole.chain(free).map(move |(cpus, memory_bytes, members)| Alike {
-            kind,
-            gpus,
-            cpus,
-            memory_bytes,
-            members,
-            filter: filter.clone(),
-        })
-    }
-}
-
-impl<'a> Alike<'a> {
-    pub fn count(&self) -> usize {
-        let filter = self.filter.as_deref();
-        self.members.iter().map(|members| count(members, filter)).sum()
-    }
-
-    /// All of them, in order if they are sorted.
-    pub fn members(&self) -> impl Iterator<Item = &'a Member> {
-        let filter = self.filter.as_deref();
-        let members = self.members.iter().flat_map(|members| members.iter());
-        members.filter(move |member| passes(filter, member))
-    }
-
-    /// Whether all of them are in order.
-    pub fn are_sorted(&self) -> bool {
-        self.members.len() == 1
-    }
-
-    /// The first of them, in order.
-    pub fn first(&self, count: usize) -> Vec<&'a Member> {
-        let filter = self.filter.as_deref();
-        let of = |members: &&'a OrdSet<Member>| {
-            let wanted = members.iter().filter(|member| passes(filter, member));
-            wanted.take(count)
-        };
-        let most = self.members.iter().map(|members| members.len().min(count)).sum();
-        let mut first = Vec::with_capacity(most);
-        first.extend(self.members.iter().flat_map(of));
-        if self.members.len() > 1 {
-            first.sort_unstable();
-        }
-        first.truncate(count);
-        first
-    }
-}
-
-fn passes(filter: Option<&Filter<'_>>, member: &Member) -> bool {
-    filter.is_none_or(|filter| filter.lack(member).is_none())
-}
-
-fn count(members: &OrdSet<Member>, filter: Option<&Filter<'_>>) -> usize {
-    match filter {
-        None => members.len(),
-        Some(_) => members.iter().filter(|member| passes(filter, member)).count(),
-    }
 }
 
 /// What is taken as free.
@@ -439,12 +272,17 @@ impl Hosts {
 
     /// Takes note of what of a host is free; of a host that is not there, none.
     pub fn set_room(&mut self, node: &NodeName, room: Room) {
-        let Some(host) = self.hosts.get(node).filter(|host| host.room != room).cloned() else {
+        if self.room(node).is_none_or(|known| *known == room) {
+            return;
+        }
+        let Some(host) = self.hosts.get_mut(node) else {
             return;
         };
         self.epoch += u64::from(host.room.unavailable.is_none() != room.unavailable.is_none());
-        self.take_out(&host);
-        self.insert(node, Host { room, ..host });
+        let outfit = &self.kinds[&host.kind].outfit;
+        self.groups.remove(&host.place(outfit), &host.member);
+        host.room = room;
+        self.groups.insert(host.place(outfit), &host.member);
     }
 
     /// Takes a host out.
@@ -453,7 +291,8 @@ impl Hosts {
             return;
         };
         self.note_change();
-        self.take_out(&host);
+        self.groups
+            .remove(&host.place(&self.kinds[&host.kind].outfit), &host.member);
         self.features.give_back(host.member.features);
         self.blocks.give_back(host.member.block);
         self.prospects = OnceLock::new();
@@ -476,7 +315,7 @@ impl Hosts {
         let mut some = Self {
             hosts: OrdMap::new(),
             counts: OrdMap::new(),
-            groups: OrdMap::new(),
+            groups: Groups::default(),
             ..self.clone()
         };
         for node in nodes {
@@ -505,36 +344,9 @@ impl Hosts {
     }
 
     fn insert(&mut self, node: &NodeName, host: Host) {
-        let room = (host.room.cpus, host.room.memory_bytes);
-        let class = self.kinds[&host.kind].outfit.class(room.0, room.1);
-        change(&mut self.groups, &group_of(&host), |group| {
-            change(group, &class, |rooms| {
-                change(rooms, &room, |members| members.insert(host.member.clone()))
-            })
-        });
+        let outfit = &self.kinds[&host.kind].outfit;
+        self.groups.insert(host.place(outfit), &host.member);
         self.hosts.insert(node.clone(), host);
-    }
-
-    fn take_out(&mut self, host: &Host) {
-        let (key, room) = (group_of(host), (host.room.cpus, host.room.memory_bytes));
-        let class = self.kinds[&host.kind].outfit.class(room.0, room.1);
-        let Some(group) = self.groups.get_mut(&key) else {
-            return;
-        };
-        if let Some(rooms) = group.get_mut(&class) {
-            if let Some(members) = rooms.get_mut(&room) {
-                members.remove(&host.member);
-                if members.is_empty() {
-                    rooms.remove(&room);
-                }
-            }
-            if rooms.is_empty() {
-                group.remove(&class);
-            }
-        }
-        if group.is_empty() {
-            self.groups.remove(&key);
-        }
     }
 
     /// The hosts that a request may get, kind by kind.
@@ -544,7 +356,7 @@ impl Hosts {
         filter: Option<&Rc<Filter<'a>>>,
     ) -> impl Iterator<Item = SameGpus<'a>> + use<'a> {
         let filter = filter.cloned();
-        let in_service = move |(_, available, ..): &GroupKey| *available || assume == Assume::Whole;
+        let in_service = move |key: &GroupKey| key.available || assume == Assume::Whole;
         let mut groups = self
             .groups
             .iter()
@@ -552,28 +364,24 @@ impl Hosts {
             .peekable();
         let mut last: Option<&Kind> = None;
         std::iter::from_fn(move || {
-            let ((number, _, gpus, parts), group) = groups.next()?;
+            let (key, group) = groups.next()?;
             // Groups of a kind follow each other.
-            let kind = last.filter(|kind| kind.number == *number);
-            let kind = kind.unwrap_or_else(|| &self.kinds[number]);
+            let kind = last.filter(|kind| kind.number == key.kind);
+            let kind = kind.unwrap_or_else(|| &self.kinds[&key.kind]);
             last = Some(kind);
             let host = &kind.host;
             let free = assume == Assume::Now;
-            let mut same = SameGpus {
-                kind,
-                gpus: if free {
-                    gpus & host.placeable
-                } else {
-                    host.placeable
-                },
-                parts: if free { parts } else { &kind.parts },
-                first: group,
-                others: Vec::new(),
-                filter: filter.clone(),
-                whole: (!free).then_some((host.cpus, host.memory_bytes)),
+            let (gpus, parts) = if free {
+                (key.gpus & host.placeable, &key.parts)
+            } else {
+                (host.placeable, &kind.parts)
             };
-            while !free && let Some((_, group)) = groups.next_if(|((other, ..), _)| other == number) {
-                same.others.push(group);
+            let mut same = SameGpus::new(kind, gpus, parts, group, filter.clone());
+            if !free {
+                same.take_whole();
+                while let Some((_, group)) = groups.next_if(|(other, _)| other.kind == key.kind) {
+                    same.add(group);
+                }
             }
             Some(same)
         })
@@ -598,9 +406,8 @@ impl Hosts {
     /// leaves them out in any case.
     pub(super) fn unavailable(&self, filter: Option<&Filter<'_>>) -> BTreeMap<Result<&str, Lack>, u32> {
         let mut reasons = BTreeMap::new();
-        let out_of_service = self.groups.iter().filter(|((_, available, ..), _)| !available);
-        let rooms = out_of_service.flat_map(|(_, group)| group.values());
-        let members = rooms.flat_map(|rooms| rooms.values().flatten());
+        let out_of_service = self.groups.iter().filter(|(key, _)| !key.available);
+        let members = out_of_service.flat_map(|(_, group)| group.values().flat_map(Members::iter));
         for member in members {
             let host = self.hosts.get(&member.node);
             let reason = match filter.and_then(|filter| filter.lack(member)) {
@@ -613,14 +420,4 @@ impl Hosts {
         }
         reasons
     }
-}
-
-fn group_of(host: &Host) -> GroupKey {
-    let Room { gpus, parts, .. } = &host.room;
-    (
-        host.kind,
-        host.room.unavailable.is_none(),
-        *gpus,
-        Arc::clone(parts),
-    )
 }

@@ -19,6 +19,7 @@ mod filter;
 mod fit;
 mod gang;
 mod gpu_set;
+mod groups;
 mod hosts;
 mod kind;
 mod numbers;

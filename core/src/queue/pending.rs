@@ -440,10 +440,19 @@ impl Pending {
 
     /// Takes a job out of a class, which is no more without it if it was the last.
     fn take_out(&mut self, job: JobId, number: u32, since: Timestamp) {
-        self.move_head(number, |pending| {
-            pending.members.remove(&(number, since, job));
-        });
-        if self.members(number).next().is_some() {
+        self.members.remove(&(number, since, job));
+        let Some(class) = self.classes.get(&number) else {
+            return;
+        };
+        let next = self.members(number).next();
+        if next.is_none_or(|next| (since, job) < next) {
+            // It was the first.
+            let head = |(since, job)| (class.key.line, self.place(class, since, job), number);
+            let (former, next) = (head((since, job)), next.map(head));
+            self.heads.remove(&former);
+            next.map(|next| self.heads.insert(next));
+        }
+        if next.is_some() {
             return;
         }
         let Some(class) = self.classes.remove(&number) else {

@@ -8,7 +8,7 @@ use crate::model::ids::UserName;
 use crate::model::partition::NodeSet;
 use crate::model::resources::{ResourceRequest, UnitRequest};
 use crate::placement::fit::{Candidate, candidates, lacks};
-use crate::placement::hosts::Alike;
+use crate::placement::groups::Alike;
 use crate::placement::{Assume, Hosts, Needs, Part, gang};
 
 /// Most slices of a host that are tried one by one as the nearest thing.
