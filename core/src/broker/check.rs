@@ -210,8 +210,7 @@ pub fn check(state: &State) -> Vec<Violation> {
     {
         found.push(Violation::Index("free resources"));
     }
-    let indexed = state.usage.values().flat_map(|usage| usage.gpus.values());
-    let indexed_gpus: usize = indexed.map(Vec::len).sum();
+    let indexed_gpus: usize = state.usage.values().map(|usage| usage.units.len()).sum();
     if indexed_gpus != gpus.values().map(Vec::len).sum::<usize>() {
         found.push(Violation::Index("held GPUs"));
     }

@@ -103,8 +103,8 @@ impl Future {
         };
         let inventory = &node.inventory;
         let usage = state.usage.get(name);
-        let held = usage.iter().flat_map(|usage| usage.gpus.values().flatten());
-        let held: u64 = held.map(|(_, slice)| u64::from(slice.milli())).sum();
+        let held = usage.iter().flat_map(|usage| &usage.units);
+        let held: u64 = held.map(|held| u64::from(held.slice.milli())).sum();
         let (cpus, memory) = usage.map_or((0, 0), |usage| (usage.cpus, usage.memory));
         let mut free = Free {
             gpu_milli: (inventory.gpus.len() as u64 * 1_000).saturating_sub(held),

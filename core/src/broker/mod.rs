@@ -72,7 +72,7 @@ pub use settings::{
     HeadroomSettings, IdleSettings, PreemptionSettings, QueueSettings, ReservationSettings, Settings,
 };
 pub use state::{NodeLink, State};
-pub use usage::NodeUsage;
+pub use usage::{HeldUnit, NodeUsage};
 pub use view::{
     Explanation, NodeView, explain, node_state, node_view, queue_position, rank_detail, seats, session_state,
     state_reason,

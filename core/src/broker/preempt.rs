@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::backfill::{Promise, Promises, by_node, usage_between};
 use super::state::State;
-use super::usage::NodeUsage;
+use super::usage::{HeldUnit, NodeUsage};
 use crate::model::constraints::Constraints;
 use crate::model::ids::{JobId, NodeName, QosName};
 use crate::model::job::{Ending, Job, JobKind, JobState};
@@ -360,20 +360,17 @@ impl<'a> Search<'a> {
             .nodes
             .get(node)
             .map_or(0, |node| node.inventory.gpus.len());
-        let free = all.saturating_sub(usage.gpus.len());
+        let free = all.saturating_sub(usage.gpus().count());
         let bit = |job: JobId| {
             let at = candidates.iter().take(MAX_EXACT).position(|one| one.job == job);
             at.map(|at| 1_u32 << at)
         };
         // Who has to go for each GPU that is held; of some others hold a part.
-        let held: Vec<u32> = usage
-            .gpus
-            .values()
-            .filter_map(|holders| {
-                let mut bits = holders.iter().map(|(key, _)| bit(key.job));
-                bits.try_fold(0, |sum, bit| Some(sum | bit?))
-            })
-            .collect();
+        let bits = |held: &[HeldUnit]| {
+            held.iter()
+                .try_fold(0, |sum, held| Some(sum | bit(held.key.job)?))
+        };
+        let held: Vec<u32> = usage.gpus().filter_map(bits).collect();
         let whole = asked.iter().all(|one| one.unit == UnitRequest::Whole);
         let wanted = asked.iter().map(|one| one.gpus_per_node).min().unwrap_or(0) as usize;
         // Then all have to go.

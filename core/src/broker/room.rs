@@ -46,12 +46,11 @@ impl State {
         let owner = |key: &JobKey| self.jobs.get(&key.job).map(|job| &job.owner);
         let (mut gpus, mut parts) = (0, Vec::new());
         for (position, gpu) in inventory.gpus.iter().take(MAX_GPUS).enumerate() {
-            let ours = usage.and_then(|usage| usage.gpus.get(&gpu.uuid));
-            let ours = ours.map_or(&[][..], Vec::as_slice);
-            if gpu.mig.is_none() && ours.iter().any(|(_, slice)| *slice == Slice::Whole) {
+            let ours = usage.map_or(&[][..], |usage| usage.of(&gpu.uuid));
+            if gpu.mig.is_none() && ours.iter().any(|held| held.slice == Slice::Whole) {
                 continue;
             }
-            let ours = ours.iter().map(|(key, slice)| (slice, owner(key)));
+            let ours = ours.iter().map(|held| (&held.slice, owner(&held.key)));
             let theirs = strangers.iter().flat_map(|stranger| {
                 let units = stranger.gpus.iter().filter(|unit| unit.gpu == gpu.uuid);
                 units.map(|unit| (&unit.slice, stranger.user.as_ref()))

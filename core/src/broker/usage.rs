@@ -1,6 +1,5 @@
 //! What live jobs hold of each node.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,11 +11,22 @@ use crate::model::job::{Ending, Job, JobState, Placed};
 use crate::model::resources::NodeAllocation;
 use crate::model::time::Timestamp;
 
+/// Something of a GPU that a live job holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeldUnit {
+    /// The GPU.
+    pub gpu: GpuUuid,
+    /// Who holds it.
+    pub key: JobKey,
+    /// What of it.
+    pub slice: Slice,
+}
+
 /// What live jobs hold on a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeUsage {
-    /// Who holds what of each GPU of which something is held.
-    pub gpus: BTreeMap<GpuUuid, Vec<(JobKey, Slice)>>,
+    /// What is held of GPUs: those of one GPU together, the GPUs in the order of their names.
+    pub units: Vec<HeldUnit>,
     /// Hardware threads held.
     pub cpus: u64,
     /// Bytes of memory held.
@@ -26,19 +36,37 @@ pub struct NodeUsage {
 impl NodeUsage {
     /// Who holds something that keeps a GPU unit from being held as well.
     pub fn in_the_way(&self, unit: &GpuUnit) -> Option<JobKey> {
-        let held = self.gpus.get(&unit.gpu)?;
-        let other = held.iter().find(|(_, slice)| slice.excludes(&unit.slice));
-        let shares = held.iter().map(|(_, slice)| slice).chain([&unit.slice]);
+        let held = self.of(&unit.gpu);
+        let other = held.iter().find(|held| held.slice.excludes(&unit.slice));
+        let shares = held.iter().map(|held| &held.slice).chain([&unit.slice]);
         let too_many = shares.map(Slice::share_milli).sum::<u32>() > u32::from(WHOLE_MILLI);
         let other = other.or_else(|| held.first().filter(|_| too_many));
-        other.map(|(key, _)| *key)
+        other.map(|held| held.key)
+    }
+
+    /// What is held of a GPU.
+    pub fn of(&self, gpu: &GpuUuid) -> &[HeldUnit] {
+        let from = self.units.partition_point(|held| held.gpu < *gpu);
+        let own = self.units[from..].iter().take_while(|held| held.gpu == *gpu);
+        &self.units[from..from + own.count()]
+    }
+
+    /// The GPUs of which something is held, and what.
+    pub fn gpus(&self) -> impl Iterator<Item = &[HeldUnit]> {
+        self.units.chunk_by(|a, b| a.gpu == b.gpu)
     }
 
     /// A job holds GPUs.
     pub(super) fn hold_gpus(&mut self, key: JobKey, part: &NodeAllocation) {
+        self.units.reserve_exact(part.gpus.len());
         for unit in &part.gpus {
-            let held = self.gpus.entry(unit.gpu.clone()).or_default();
-            held.push((key, unit.slice.clone()));
+            let at = self.units.partition_point(|held| held.gpu <= unit.gpu);
+            let held = HeldUnit {
+                gpu: unit.gpu.clone(),
+                key,
+                slice: unit.slice.clone(),
+            };
+            self.units.insert(at, held);
         }
     }
 
@@ -51,13 +79,9 @@ impl NodeUsage {
 
     /// It does no more.
     pub(super) fn let_go(&mut self, key: JobKey, part: &NodeAllocation) {
-        for unit in &part.gpus {
-            if let Some(held) = self.gpus.get_mut(&unit.gpu) {
-                held.retain(|(holder, _)| *holder != key);
-                if held.is_empty() {
-                    self.gpus.remove(&unit.gpu);
-                }
-            }
+        if !part.gpus.is_empty() {
+            let has = |gpu: &GpuUuid| part.gpus.iter().any(|unit| unit.gpu == *gpu);
+            self.units.retain(|held| held.key != key || !has(&held.gpu));
         }
         self.cpus = self.cpus.saturating_sub(u64::from(part.cpus));
         self.memory = self.memory.saturating_sub(part.memory_bytes);

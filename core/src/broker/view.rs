@@ -242,7 +242,7 @@ pub fn node_state(state: &State, name: &NodeName) -> (&'static str, String) {
 
 fn is_full(inventory: &Inventory, usage: &NodeUsage) -> bool {
     let gpus = inventory.gpus.len();
-    (gpus > 0 && usage.gpus.len() >= gpus) || usage.cpus >= u64::from(inventory.cpus)
+    (gpus > 0 && usage.gpus().count() >= gpus) || usage.cpus >= u64::from(inventory.cpus)
 }
 
 /// Who holds what on a node.
@@ -272,8 +272,8 @@ pub fn node_view(state: &State, name: &NodeName) -> NodeView {
         .unwrap_or_default();
     let strangers: Vec<ObservedJob> = state.strangers(name).cloned().collect();
     let holders = |gpu: &GpuUuid| {
-        let ours = usage.gpus.get(gpu).into_iter().flatten();
-        let ours = ours.map(|(key, slice)| (key.job, slice.clone()));
+        let ours = usage.of(gpu).iter();
+        let ours = ours.map(|held| (held.key.job, held.slice.clone()));
         let theirs = strangers.iter().flat_map(|job| {
             let units = job.gpus.iter().filter(|unit| unit.gpu == *gpu);
             units.map(|unit| (job.key.job, unit.slice.clone()))

@@ -148,7 +148,7 @@ impl World {
                     .map(|key| format!("{} still has {key}", node.name)),
             );
             if let Some(usage) = state.usage.get(&node.name)
-                && (usage.cpus > 0 || !usage.gpus.is_empty())
+                && (usage.cpus > 0 || !usage.units.is_empty())
             {
                 what.push(format!("something of {} is held", node.name));
             }

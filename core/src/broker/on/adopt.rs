@@ -391,11 +391,12 @@ impl State {
                 .unwrap_or_default();
             let owner = |key: &JobKey| self.jobs.get(&key.job).map(|job| &job.owner);
             let anothers = |unit: &GpuUnit| {
-                let held = usage.gpus.get(&unit.gpu)?;
-                let other = held
-                    .iter()
-                    .find(|(key, slice)| slice.is_anothers(owner(key), &unit.slice, seen.user.as_ref()));
-                other.map(|(key, _)| *key)
+                let mut held = usage.of(&unit.gpu).iter();
+                let other = held.find(|held| {
+                    let owner = owner(&held.key);
+                    held.slice.is_anothers(owner, &unit.slice, seen.user.as_ref())
+                });
+                other.map(|held| held.key)
             };
             let in_the_way = |unit: &GpuUnit| usage.in_the_way(unit).or_else(|| anothers(unit));
             if let Some(other) = seen.gpus.iter().find_map(in_the_way) {
