@@ -36,6 +36,7 @@ mod rights;
 mod room;
 mod schedule;
 mod settings;
+mod sizes;
 mod state;
 #[cfg(test)]
 mod tests;

@@ -86,12 +86,12 @@ type Rank = (
 
 impl<'a> Candidate<'a> {
     pub fn rank(&self) -> Rank {
-        let Chosen { set, memory, .. } = &self.chosen;
+        let (set, (memory, links)) = (&self.chosen.set, self.links());
         // Jobs without GPUs stay away from hosts with some.
         let wrong_kind = set.mask == 0 && self.alike.kind.host.gpus() > 0;
         (
-            *memory,
-            Reverse((set.worst, set.sum)),
+            memory,
+            links,
             wrong_kind,
             self.lost,
             set.cost,
@@ -100,6 +100,12 @@ impl<'a> Candidate<'a> {
             self.left_cpus,
             self.left_memory,
         )
+    }
+
+    /// What sets the pace inside of each; the smallest is the best.
+    pub fn links(&self) -> (u64, Reverse<(Option<Link>, u64)>) {
+        let Chosen { set, memory, .. } = &self.chosen;
+        (*memory, Reverse((set.worst, set.sum)))
     }
 
     /// Models of its GPUs, each once, in order.
@@ -186,6 +192,16 @@ pub(super) fn fits(hosts: &Hosts, needs: Needs<'_>, assume: Assume) -> bool {
         if nodes < wanted { Next::Host } else { Next::Nothing }
     });
     nodes >= wanted
+}
+
+/// Numbers of the kinds of hosts that could take a part, and how many of each.
+pub(super) fn kinds(hosts: &Hosts, needs: Needs<'_>, assume: Assume) -> Vec<(u32, usize)> {
+    let mut kinds = Vec::new();
+    each_fitting(hosts, needs, assume, None, None, |candidate, _| {
+        kinds.push((candidate.alike.kind.number, candidate.alike.count()));
+        Next::Host
+    });
+    kinds
 }
 
 /// How many hosts could take a part, and what the others lack.

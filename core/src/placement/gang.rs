@@ -35,8 +35,11 @@ pub(super) fn choose(
     left_out: &BTreeSet<&NodeName>,
 ) -> Option<Vec<Part>> {
     let gang = Gang::new(hosts, fitting, request, left_out)?;
-    let mut pools = gang.pools().into_iter();
-    let mut chosen = pools.find_map(|pool| gang.choose_of(&pool))?;
+    let mut chosen = gang.tiers().iter().find_map(|tier| {
+        let choices = tier.iter().filter_map(|pool| gang.choose_of(pool));
+        // The first of equals.
+        choices.min_by_key(|(value, _)| *value).map(|(_, chosen)| chosen)
+    })?;
     if gang.arranges {
         order(&mut chosen);
     } else {
@@ -70,6 +73,9 @@ struct Ranked<'a> {
     /// How many kinds of hosts are better.
     rank: u32,
 }
+
+/// Hosts that a gang is chosen of, the best first.
+type Pool<'a> = Vec<Ranked<'a>>;
 
 struct Gang<'a> {
     /// The best first.
@@ -166,47 +172,55 @@ impl<'a> Gang<'a> {
         hosts
     }
 
-    /// Hosts to choose of, the best first: of one model and joined, of one model, joined, any. Of several models the
-    /// one whose slowest host is the best.
-    fn pools(&self) -> Vec<Vec<Ranked<'a>>> {
-        let mut pools: Vec<Vec<Ranked<'a>>> = Vec::new();
+    /// Hosts to choose of, the best first: of one model and joined, of one model, joined, any. Of several models those
+    /// whose slowest host has the best links; where these are the same, the fabric decides: they are of one tier.
+    fn tiers(&self) -> Vec<Vec<Pool<'a>>> {
+        let mut tiers: Vec<Vec<Pool<'a>>> = Vec::new();
         if self.nodes() > 1 {
             let joined = |ranked: &Ranked<'a>| ranked.of.joined();
-            let mut models: BTreeMap<Vec<&str>, Vec<Ranked<'a>>> = BTreeMap::new();
+            let mut models: BTreeMap<Vec<&str>, Pool<'a>> = BTreeMap::new();
             for ranked in &self.fitting {
                 models.entry(ranked.of.models()).or_default().push(*ranked);
             }
-            let whole: Vec<Vec<Ranked<'a>>> = models
+            let whole: Vec<Pool<'a>> = models
                 .values()
                 .map(|of| of.iter().copied().filter(joined).collect())
                 .collect();
             for mut some in [whole, models.into_values().collect()] {
                 some.retain(|pool| self.are_enough(pool));
-                if some.len() > 1 {
-                    some.sort_by_cached_key(|pool| {
-                        let hosts = self.first(pool);
-                        let slowest = hosts.last().map(|host| host.rank);
-                        let first = hosts.first().map(|host| (host.rank, host.member));
-                        (slowest, first)
-                    });
+                if let [_] = some[..] {
+                    tiers.push(some);
+                    continue;
                 }
-                pools.extend(some);
+                let mut some: Vec<_> = some
+                    .into_iter()
+                    .filter_map(|pool| {
+                        let hosts = self.first(&pool);
+                        let (first, slowest) = (*hosts.first()?, *hosts.last()?);
+                        let place = (slowest.of.links(), slowest.rank, first.rank, first.member);
+                        Some((place, pool))
+                    })
+                    .collect();
+                some.sort_by(|(a, _), (b, _)| a.cmp(b));
+                let equals = some.chunk_by(|((a, ..), _), ((b, ..), _)| !self.arranges || a == b);
+                tiers.extend(equals.map(|equals| equals.iter().map(|(_, pool)| pool.clone()).collect()));
             }
-            pools.push(self.fitting.iter().copied().filter(joined).collect());
+            tiers.push(vec![self.fitting.iter().copied().filter(joined).collect()]);
         }
-        pools.push(self.fitting.clone());
-        pools.retain(|pool| self.are_enough(pool));
-        let same = |a: &Vec<Ranked<'a>>, b: &Vec<Ranked<'a>>| {
+        tiers.push(vec![self.fitting.clone()]);
+        tiers.retain(|tier| tier.iter().any(|pool| self.are_enough(pool)));
+        let same = |a: &Pool<'a>, b: &Pool<'a>| {
             a.len() == b.len() && a.iter().zip(b).all(|(a, b)| std::ptr::eq(a.of, b.of))
         };
-        pools.dedup_by(|a, b| same(a, b));
-        pools
+        tiers.dedup_by(|a, b| a.len() == b.len() && a.iter().zip(b.iter()).all(|(a, b)| same(a, b)));
+        tiers
     }
 
-    /// The best choice of some of the hosts.
-    fn choose_of(&self, pool: &[Ranked<'a>]) -> Option<Vec<Host<'a>>> {
+    /// The best choice of some of the hosts, and how good it is where it matters how they lie.
+    fn choose_of(&self, pool: &[Ranked<'a>]) -> Option<(Option<Value>, Vec<Host<'a>>)> {
         if !self.arranges {
-            return Some(self.first(pool)).filter(|chosen| chosen.len() == self.nodes());
+            let chosen = self.first(pool);
+            return (chosen.len() == self.nodes()).then_some((None, chosen));
         }
         let constraints = &self.request.constraints;
         let must_have = constraints.must_have(self.request.nodes);
@@ -241,13 +255,18 @@ impl<'a> Gang<'a> {
         if cells.iter().map(|cell| cell.forced).sum::<usize>() < wanted {
             return None;
         }
-        let (_, taken) = pack(self.all.fabric().switches(), &cells, wish)?;
+        let (value, taken) = pack(self.all.fabric().switches(), &cells, wish)?;
         let taken = taken.into_iter().flat_map(|(cell, count)| &first[cell][..count]);
-        Some(taken.copied().collect())
+        Some((Some(value), taken.copied().collect()))
     }
 
     /// The best run of hosts that follow each other in the order of all nodes' names.
-    fn next_to_each_other(&self, hosts: &[Host<'a>], spots: &[Spot], wish: Wish) -> Option<Vec<Host<'a>>> {
+    fn next_to_each_other(
+        &self,
+        hosts: &[Host<'a>],
+        spots: &[Spot],
+        wish: Wish,
+    ) -> Option<(Option<Value>, Vec<Host<'a>>)> {
         let mut names: Vec<&NodeName> = self.all.names().collect();
         names.sort_by(|a, b| natural(a.as_str(), b.as_str()));
         let places = hosts.iter().enumerate();
@@ -262,8 +281,8 @@ impl<'a> Gang<'a> {
             let value: Value = value_of(self.all.fabric().switches(), spots, &taken, wish)?;
             Some((value, taken))
         });
-        let (_, taken) = windows.min_by_key(|(value, _)| *value)?;
-        Some(taken.into_iter().map(|at| hosts[at]).collect())
+        let (value, taken) = windows.min_by_key(|(value, _)| *value)?;
+        Some((Some(value), taken.into_iter().map(|at| hosts[at]).collect()))
     }
 }
 

@@ -164,6 +164,32 @@ pub fn find<'a>(hosts: &Hosts, needs: impl Into<Needs<'a>>, assume: Assume) -> O
     gang::choose(hosts, &fitting, needs.request, &BTreeSet::new())
 }
 
+/// Kinds of hosts that could be meant by a request, were all of them free, and how many of each: those that are in
+/// service, if there are such. Where none could be it is all that have such a GPU, or all: the request is refused for
+/// something else.
+pub fn meant<'a>(hosts: &'a Hosts, needs: Needs<'_>) -> Vec<(&'a HostKind, usize)> {
+    let request = needs.request;
+    let one = |request: &ResourceRequest| {
+        let kinds = |assume| fit::kinds(hosts, needs.with(request), assume);
+        let mut kinds = [Assume::Emptied, Assume::Whole].into_iter().map(kinds);
+        kinds.find(|kinds| !kinds.is_empty())
+    };
+    let choices = request.choices().into_iter().flatten();
+    let kinds = choices
+        .into_iter()
+        .find_map(|choice| one(&choice))
+        .or_else(|| one(request));
+    if let Some(kinds) = kinds {
+        let known = kinds.into_iter();
+        return known
+            .filter_map(|(kind, count)| Some((hosts.kind(kind)?, count)))
+            .collect();
+    }
+    let all = hosts.kinds().filter(|host| host.cpus > 0);
+    let all = all.filter(|host| request.gpus_per_node == 0 || host.of_model(&request.gpu_model) > 0);
+    all.map(|host| (host, 1)).collect()
+}
+
 /// Whether a request fits; [`place`] without the choice and the reasons.
 pub fn fits<'a>(hosts: &Hosts, needs: impl Into<Needs<'a>>, assume: Assume) -> bool {
     let needs = needs.into();

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use crate::broker::input::{Caller, OpenSession};
 use crate::broker::{Broker, Call, Reject, RejectKind, Reply, State};
-use crate::model::gpu_unit::WHOLE_MILLI;
 use crate::model::ids::{JobId, SessionId, SessionName, UserName};
 use crate::model::job::{Hold, Job, JobKind, Phase};
 use crate::model::policy::Refusal;
@@ -304,11 +303,12 @@ impl State {
                 spec.env.len()
             ));
         }
+        let (root, within) = (spec.container.root, self.within(terms));
         let request = &mut *spec.request;
-        self.default_sizes(request);
         for request in &mut request.more {
-            self.default_sizes(request);
+            self.default_sizes(request, root, within);
         }
+        self.default_sizes(request, root, within);
         Ok(spec)
     }
 
@@ -336,63 +336,6 @@ impl State {
     fn must_be_allowed(&self, user: &UserName, spec: &SessionSpec) -> Result<(), Reject> {
         let allowed = self.settings.policy.allows(user, &spec.image, &spec.container);
         allowed.map_err(|Refusal { message, hint }| Reject::new(RejectKind::Denied, message).hint(hint))
-    }
-
-    /// CPUs and memory where none were asked for: the default, but no more than
-    /// the GPUs' share of the smallest node that could be meant.
-    pub(super) fn default_sizes(&self, request: &mut ResourceRequest) {
-        if request.exclusive {
-            // Whole nodes come with all of their memory, if no other amount is asked for, and with whole GPUs.
-            request.all_memory |= request.memory_bytes_per_node == 0;
-            request.cpus_per_node = request.cpus_per_node.max(1);
-            if request.unit == UnitRequest::Least {
-                request.unit = UnitRequest::Whole;
-            }
-        }
-        if request.all_memory {
-            request.memory_bytes_per_node = request.memory_bytes_per_node.max(1);
-        }
-        let settings = &self.settings;
-        let gpus = request.gpus_per_node;
-        // GPUs in thousandths: of slices and shares a part.
-        let milli = u64::from(gpus) * u64::from(request.unit.milli());
-        let have = |least: u32| {
-            let all = self.hosts.kinds();
-            let meant =
-                all.filter(|host| host.cpus > 0 && host.of_model(&request.gpu_model).count_ones() >= least);
-            meant.collect::<Vec<_>>()
-        };
-        let mut hosts = have(milli.div_ceil(u64::from(WHOLE_MILLI)) as u32);
-        if hosts.is_empty() {
-            // Refused in any case; the reason is then the GPUs, and not what they would have come with.
-            hosts = have(1);
-        }
-        let share = |of: u64, have: usize| {
-            if gpus == 0 {
-                of
-            } else {
-                let have = have as u64 * u64::from(WHOLE_MILLI);
-                (u128::from(of) * u128::from(milli.min(have)) / u128::from(have.max(1))) as u64
-            }
-        };
-        let (mut cpus, mut memory) = if gpus == 0 {
-            (u64::from(settings.cpus), settings.memory)
-        } else {
-            (
-                u64::from(settings.cpus_per_gpu) * milli / u64::from(WHOLE_MILLI),
-                (u128::from(settings.memory_per_gpu) * u128::from(milli) / u128::from(WHOLE_MILLI)) as u64,
-            )
-        };
-        for host in hosts {
-            cpus = cpus.min(share(u64::from(host.cpus), host.gpus()));
-            memory = memory.min(share(host.memory_bytes, host.gpus()));
-        }
-        if request.cpus_per_node == 0 {
-            request.cpus_per_node = u32::try_from(cpus.max(1)).unwrap_or(u32::MAX);
-        }
-        if request.memory_bytes_per_node == 0 {
-            request.memory_bytes_per_node = memory.max(64 << 20);
-        }
     }
 }
 

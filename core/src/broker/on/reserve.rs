@@ -205,7 +205,7 @@ impl State {
                 memory_bytes_per_node: 0,
                 ..ResourceRequest::default()
             };
-            self.default_sizes(&mut request);
+            self.default_sizes(&mut request, false, within);
             request
         };
         let each = (1..=count.min(MAX_GPUS as u32)).rev();

@@ -24,6 +24,7 @@ mod reservations;
 mod rights;
 mod sharing;
 mod tokens;
+mod sizes;
 mod unfit;
 mod whole;
 
@@ -88,7 +89,7 @@ fn node(name: &str) -> NodeName {
 /// Eight H100 joined through NVSwitch, on two NUMA nodes. Nodes whose names begin with "old" cannot make
 /// users root in their containers; on those with "mig" the last GPU is in MIG mode, and the first two are
 /// shared, by MPS on those with "mps"; on those with "pair" NVLink joins two each; those that begin with "ib" have
-/// that feature; those that begin with "net" can route gangs' addresses, and with "open" give gangs the host's network, too.
+/// that feature; those that begin with "tiny" have little else than GPUs; those that begin with "net" can route gangs' addresses, and with "open" give gangs the host's network, too.
 fn inventory(node: &str) -> Inventory {
     let gpus = (0..8u32).map(|index| GpuInfo {
         uuid: format!(
@@ -117,9 +118,14 @@ fn inventory(node: &str) -> Inventory {
         cpu_affinity: String::new(),
         nvlink_version: 4,
     });
+    let (cpus, memory_bytes) = if node.starts_with("tiny") {
+        (2, 2 << 30)
+    } else {
+        (104, 1 << 40)
+    };
     Inventory {
-        cpus: 104,
-        memory_bytes: 1 << 40,
+        cpus,
+        memory_bytes,
         gpus: gpus.collect(),
         links: LinkMatrix::from_fn(8, |a, b| {
             if node.starts_with("pair") && a / 2 != b / 2 {
