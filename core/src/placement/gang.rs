@@ -150,6 +150,11 @@ impl<'a> Gang<'a> {
     fn first(&self, pool: &[Ranked<'a>]) -> Vec<Host<'a>> {
         let mut hosts = Vec::new();
         for equals in pool.chunk_by(|a, b| a.rank == b.rank) {
+            if self.nodes() == 1
+                && let Some(host) = self.tightest(equals)
+            {
+                return vec![host];
+            }
             let from = hosts.len();
             for Ranked { of, rank, .. } in equals {
                 let members = of
@@ -170,6 +175,21 @@ impl<'a> Gang<'a> {
             }
         }
         hosts
+    }
+
+    /// For a job on one host, that of equals which leaves blocks and switches whole; none: they are no such hosts.
+    fn tightest(&self, equals: &[Ranked<'a>]) -> Option<Host<'a>> {
+        if self.all.is_flat() || !equals.iter().any(|ranked| ranked.of.alike.are_vacant()) {
+            return None;
+        }
+        let of = |member: &Member| {
+            let mut equals = equals.iter();
+            let of = equals.find(|ranked| ranked.of.alike.contains(member));
+            of.filter(|_| !self.left_out.contains(&member.node))
+        };
+        let member = self.all.vacant().tightest(|member| of(member).is_some())?;
+        let Ranked { of, rank, .. } = *of(member)?;
+        Some(Host { member, of, rank })
     }
 
     /// Hosts to choose of, the best first: of one model and joined, of one model, joined, any. Of several models those

@@ -71,6 +71,13 @@ impl Members {
         }
     }
 
+    fn contains(&self, member: &Member) -> bool {
+        match self {
+            Self::One(one) => one == member,
+            Self::Several(members) => members.contains(member),
+        }
+    }
+
     fn count(&self, filter: Option<&Filter<'_>>) -> usize {
         match filter {
             None => self.len(),
@@ -253,6 +260,17 @@ impl<'a> Alike<'a> {
     pub fn count(&self) -> usize {
         let filter = self.filter.as_deref();
         self.sets().map(|members| members.count(filter)).sum()
+    }
+
+    /// Nothing of them is held.
+    pub fn are_vacant(&self) -> bool {
+        let host = &self.kind.host;
+        self.gpus == host.placeable && self.cpus == host.cpus && self.memory_bytes == host.memory_bytes
+    }
+
+    /// A host is one of them.
+    pub fn contains(&self, member: &Member) -> bool {
+        passes(self.filter.as_deref(), member) && self.sets().any(|members| members.contains(member))
     }
 
     /// All of them, in order if they are sorted.

@@ -19,6 +19,7 @@ use super::reserve::Reserve;
 use super::shape::Shape;
 use super::table::{LazyTable, MAX_TABLE_GPUS, Table};
 use super::units::Parts;
+use super::vacant::Vacant;
 use crate::model::fabric::Fabric;
 use crate::model::gpu::Inventory;
 use crate::model::ids::NodeName;
@@ -86,6 +87,19 @@ struct Host {
 }
 
 impl Host {
+    /// It is on a switch or in a block that others may be on or in.
+    fn lies(&self) -> bool {
+        let Member { leaf, block, .. } = self.member;
+        leaf > 0 && leaf != ALONE || block != ALONE
+    }
+
+    /// Nothing of it is held, and it is in service.
+    fn is_vacant(&self, kind: &Kind) -> bool {
+        let (room, host) = (&self.room, &kind.host);
+        let whole = (room.cpus, room.memory_bytes) == (host.cpus, host.memory_bytes);
+        whole && room.unavailable.is_none() && room.gpus & host.placeable == host.placeable
+    }
+
     /// Where it stands among the groups; of this outfit is its kind.
     fn place(&self, outfit: &Outfit) -> Place {
         let (cpus, memory_bytes) = (self.room.cpus, self.room.memory_bytes);
@@ -109,6 +123,8 @@ pub struct Hosts {
     /// Hosts of each kind.
     counts: OrdMap<u32, usize>,
     groups: Groups,
+    /// Those of which nothing is held, where it matters how they lie to each other.
+    vacant: Vacant,
     /// Number of the next kind.
     next: u32,
     /// What each keeps for its free GPUs.
@@ -165,6 +181,11 @@ impl Hosts {
     /// All lie alike to each other: nothing is known of switches and blocks.
     pub(super) fn is_flat(&self) -> bool {
         !self.fabric.has_switches() && self.blocks.is_empty()
+    }
+
+    /// Those of which nothing is held; of those that lie on no switch and in no block, nothing is known.
+    pub(super) fn vacant(&self) -> &Vacant {
+        &self.vacant
     }
 
     /// All names.
@@ -279,10 +300,13 @@ impl Hosts {
             return;
         };
         self.epoch += u64::from(host.room.unavailable.is_none() != room.unavailable.is_none());
-        let outfit = &self.kinds[&host.kind].outfit;
-        self.groups.remove(&host.place(outfit), &host.member);
+        let kind = &self.kinds[&host.kind];
+        self.groups.remove(&host.place(&kind.outfit), &host.member);
         host.room = room;
-        self.groups.insert(host.place(outfit), &host.member);
+        self.groups.insert(host.place(&kind.outfit), &host.member);
+        if host.lies() {
+            self.vacant.note(&host.member, host.is_vacant(kind));
+        }
     }
 
     /// Takes a host out.
@@ -293,6 +317,7 @@ impl Hosts {
         self.note_change();
         self.groups
             .remove(&host.place(&self.kinds[&host.kind].outfit), &host.member);
+        self.vacant.note(&host.member, false);
         self.features.give_back(host.member.features);
         self.blocks.give_back(host.member.block);
         self.prospects = OnceLock::new();
@@ -316,6 +341,7 @@ impl Hosts {
             hosts: OrdMap::new(),
             counts: OrdMap::new(),
             groups: Groups::default(),
+            vacant: Vacant::default(),
             ..self.clone()
         };
         for node in nodes {
@@ -344,8 +370,11 @@ impl Hosts {
     }
 
     fn insert(&mut self, node: &NodeName, host: Host) {
-        let outfit = &self.kinds[&host.kind].outfit;
-        self.groups.insert(host.place(outfit), &host.member);
+        let kind = &self.kinds[&host.kind];
+        self.groups.insert(host.place(&kind.outfit), &host.member);
+        if host.lies() {
+            self.vacant.note(&host.member, host.is_vacant(kind));
+        }
         self.hosts.insert(node.clone(), host);
     }
 

@@ -32,6 +32,7 @@ mod shape;
 mod slices;
 mod table;
 mod units;
+mod vacant;
 mod why;
 
 pub use bandwidth::link_bandwidth;
@@ -203,5 +204,7 @@ pub fn fits<'a>(hosts: &Hosts, needs: impl Into<Needs<'a>>, assume: Assume) -> b
     }
 }
 
+#[cfg(test)]
+mod fabric_tests;
 #[cfg(test)]
 mod tests;
