@@ -238,6 +238,29 @@ impl Fabric {
         &self.switches
     }
 
+    /// The switches above all of some nodes, the lowest first, without the root; none: there are no such nodes.
+    pub fn switches_above(&self, nodes: &BTreeSet<NodeName>) -> Vec<u32> {
+        let mut above = Vec::new();
+        let mut at = nodes.first().and_then(|first| self.leaf_of(first)).unwrap_or(0);
+        while let Some(switch) = self.switches.get(at as usize).filter(|_| at > 0) {
+            if nodes.iter().all(|node| self.is_below(node, at)) {
+                above.push(at);
+            }
+            at = switch.parent;
+        }
+        above
+    }
+
+    /// Whether a node hangs on a switch, or on one below it.
+    pub fn is_below(&self, node: &NodeName, switch: u32) -> bool {
+        let last = self.switches.get(switch as usize).map(|switch| switch.last);
+        let leaf = self.leaf_of(node);
+        switch == 0
+            || leaf
+                .zip(last)
+                .is_some_and(|(leaf, last)| (switch..=last).contains(&leaf))
+    }
+
     /// A tree is described: what hangs on the root alone is not on one switch.
     pub fn has_switches(&self) -> bool {
         self.switches.len() > 1

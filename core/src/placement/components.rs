@@ -104,7 +104,7 @@ impl Search<'_> {
             return Some(places);
         }
         let request = component.needs.request;
-        let possible = || self.choose(at, &free.iter().copied().collect()).is_some();
+        let possible = || self.choose(at, &free.iter().copied().collect(), taken).is_some();
         if !gang::insists(request) || others.is_empty() || !possible() {
             return None;
         }
@@ -133,7 +133,7 @@ impl Search<'_> {
         others: &[usize],
         taken: &BTreeSet<NodeName>,
     ) -> Option<Vec<(usize, Vec<Part>)>> {
-        let chosen = self.choose(at, on)?;
+        let chosen = self.choose(at, on, taken)?;
         let mut taken = taken.clone();
         taken.extend(chosen.iter().map(|part| part.node.clone()));
         let mut places = self.place(others, &taken)?;
@@ -141,12 +141,25 @@ impl Search<'_> {
         Some(places)
     }
 
-    /// The best of these hosts for a component alone.
-    fn choose(&self, at: usize, on: &BTreeSet<&NodeName>) -> Option<Vec<Part>> {
+    /// The best of these hosts for a component: of those that are no slower inside, on the lowest switch above what
+    /// others have taken.
+    fn choose(&self, at: usize, on: &BTreeSet<&NodeName>, taken: &BTreeSet<NodeName>) -> Option<Vec<Part>> {
         let component = &self.components[at];
-        let names = component.names.iter().copied();
-        let left_out: BTreeSet<&NodeName> = names.filter(|name| !on.contains(name)).collect();
-        gang::choose(self.hosts, &component.fitting, component.needs.request, &left_out)
+        let choose = |will_do: &dyn Fn(&NodeName) -> bool| {
+            let names = component.names.iter().copied();
+            let left_out = names
+                .filter(|name| !on.contains(name) || !will_do(name))
+                .collect();
+            let request = component.needs.request;
+            gang::choose_paced(self.hosts, &component.fitting, request, &left_out)
+        };
+        let (pace, chosen) = choose(&|_| true)?;
+        let fabric = self.hosts.fabric();
+        let near = fabric.switches_above(taken).into_iter().find_map(|switch| {
+            let found = choose(&|name| fabric.is_below(name, switch))?;
+            (found.0 <= pace).then_some(found.1)
+        });
+        Some(near.unwrap_or(chosen))
     }
 }
 

@@ -138,3 +138,36 @@ fn a_single_host_leaves_blocks_and_switches_whole() {
         }
     }
 }
+
+/// A component lies beside those that have their place, but not on slower GPUs for it.
+#[test]
+fn components_lie_near_each_other() {
+    for busy in ["g1", "g3"] {
+        let mut hosts = over(&["c1,g[1-2]", "c2,g[3-4]"], &[]);
+        for node in ["c1", "c2"] {
+            add(&mut hosts, node, "", 0);
+        }
+        for node in ["g1", "g2", "g3", "g4"] {
+            add(&mut hosts, node, "H100", if node == busy { 0 } else { 15 });
+        }
+        let cpu = ResourceRequest {
+            cpus_per_node: 16,
+            ..gang(1, 0)
+        };
+        let first = ResourceRequest {
+            more: vec![gang(2, 4)],
+            ..cpu.clone()
+        };
+        let last = ResourceRequest {
+            more: vec![cpu],
+            ..gang(2, 4)
+        };
+        let near = if busy == "g1" {
+            ["c2", "g3", "g4"]
+        } else {
+            ["c1", "g1", "g2"]
+        };
+        assert_eq!(nodes(&hosts, &first), near);
+        assert_eq!(nodes(&hosts, &last), [near[1], near[2], near[0]]);
+    }
+}

@@ -4,6 +4,7 @@
 //! host joined by NVLink, where enough hosts have that; a link between hosts is slower than that, and faster than
 //! or as fast as the others. Then the fabric ([`super::pack`]). Then what is better on the single hosts.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Part;
@@ -14,6 +15,7 @@ use super::pack::{ALONE, Cells, Spot, Value, Wish, pack, value_of};
 use crate::model::host_list::natural;
 use crate::model::ids::NodeName;
 use crate::model::resources::ResourceRequest;
+use crate::model::topology::Link;
 
 /// Not any hosts will do: which ones, and how they lie to each other, is part of the request.
 pub(super) fn insists(request: &ResourceRequest) -> bool {
@@ -34,6 +36,19 @@ pub(super) fn choose(
     request: &ResourceRequest,
     left_out: &BTreeSet<&NodeName>,
 ) -> Option<Vec<Part>> {
+    choose_paced(hosts, fitting, request, left_out).map(|(_, parts)| parts)
+}
+
+/// What sets the pace inside of the hosts of a gang; the smallest is the best.
+type Pace = (u64, Reverse<(Option<Link>, u64)>);
+
+/// The same, with the pace of the slowest of them.
+pub(super) fn choose_paced(
+    hosts: &Hosts,
+    fitting: &[Candidate<'_>],
+    request: &ResourceRequest,
+    left_out: &BTreeSet<&NodeName>,
+) -> Option<(Option<Pace>, Vec<Part>)> {
     let gang = Gang::new(hosts, fitting, request, left_out)?;
     let mut chosen = gang.tiers().iter().find_map(|tier| {
         let choices = tier.iter().filter_map(|pool| gang.choose_of(pool));
@@ -45,7 +60,11 @@ pub(super) fn choose(
     } else {
         chosen.sort_unstable_by_key(|host| &host.member.node);
     }
-    Some(chosen.iter().map(|host| host.of.part(host.member)).collect())
+    let pace = chosen.iter().map(|host| host.of.links()).max();
+    Some((
+        pace,
+        chosen.iter().map(|host| host.of.part(host.member)).collect(),
+    ))
 }
 
 /// Whether there is a choice at all.
