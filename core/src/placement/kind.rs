@@ -5,7 +5,7 @@ use std::ops::RangeBounds;
 use super::gpu_set::positions;
 use super::slices::{MigLayout, MigRoom};
 use super::units::PartRoom;
-use crate::model::gpu::Inventory;
+use crate::model::gpu::{GpuInfo, Inventory};
 use crate::model::gpu_unit::{Sharing, WHOLE_MILLI};
 use crate::model::resources::model_matches;
 use crate::model::topology::{Link, LinkMatrix};
@@ -115,6 +115,25 @@ impl Outfit {
     }
 }
 
+/// NUMA node of each GPU. Where none is told, as by old drivers, GPUs that are near the same CPUs are on one.
+fn numa_nodes(gpus: &[GpuInfo]) -> Vec<Option<u32>> {
+    if gpus.iter().any(|gpu| gpu.numa_node.is_some()) {
+        return gpus.iter().map(|gpu| gpu.numa_node).collect();
+    }
+    let mut known: Vec<&str> = Vec::new();
+    let mut node = |affinity| {
+        let at = known.iter().position(|other| *other == affinity);
+        at.unwrap_or_else(|| {
+            known.push(affinity);
+            known.len() - 1
+        })
+    };
+    let near = |gpu: &&GpuInfo| !gpu.cpu_affinity.is_empty();
+    let told = gpus.iter().map(|gpu| Some(gpu).filter(near));
+    told.map(|gpu| gpu.map(|gpu| node(gpu.cpu_affinity.as_str()) as u32))
+        .collect()
+}
+
 impl HostKind {
     /// The kind of a host.
     pub fn of(inventory: &Inventory) -> Self {
@@ -141,7 +160,7 @@ impl HostKind {
             cpus: inventory.cpus,
             memory_bytes: inventory.memory_bytes,
             models: gpus.iter().map(|gpu| gpu.model.clone()).collect(),
-            numa: gpus.iter().map(|gpu| gpu.numa_node).collect(),
+            numa: numa_nodes(gpus),
             nvlink_versions: gpus.iter().map(|gpu| gpu.nvlink_version).collect(),
             links: LinkMatrix::from_fn(gpus.len(), link),
             nics: inventory.nics.iter().map(|nic| near(&nic.gpu_links)).collect(),

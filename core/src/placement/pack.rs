@@ -373,7 +373,7 @@ impl<'a> Subtree<'a> {
         let leaves = self.leaves();
         let spanning = spanning(&leaves);
         let units = units(&leaves, &spanning);
-        let offers = units.iter().map(|unit| self.unit(unit, &spanning));
+        let offers = units.iter().map(|unit| self.unit(unit, &spanning, units.len()));
         let all = sum(self.rows(), self.wish.nodes + 1, offers);
         // Of equal prices the fewest switches: they are in the price.
         let places = (0..self.rows()).map(|row| row * all.table.columns + self.wish.nodes);
@@ -457,8 +457,8 @@ impl<'a> Subtree<'a> {
         }
     }
 
-    /// Leaf switches that share blocks with each other and with no others.
-    fn unit(&self, leaves: &[&[Cell]], spanning: &BTreeMap<u32, usize>) -> Offer {
+    /// Leaf switches that share blocks with each other and with no others; one of so many such units.
+    fn unit(&self, leaves: &[&[Cell]], spanning: &BTreeMap<u32, usize>, units: usize) -> Offer {
         let cells = || leaves.iter().flat_map(|leaf| leaf.iter());
         let mut shared: Vec<u32> = cells()
             .map(|cell| cell.block)
@@ -472,7 +472,7 @@ impl<'a> Subtree<'a> {
         }
         let one_block = cells().all(|cell| cell.block == shared[0]);
         if shared.len() > MAX_SPANNING || self.wish.segment > 1 && !one_block {
-            let exact = self.by_leaves(leaves);
+            let exact = self.by_leaves(leaves, units);
             return exact.unwrap_or_else(|| self.one_by_one(leaves, &shared));
         }
         let columns = self.columns(hosts_of(cells()));

@@ -72,6 +72,9 @@ impl Topology {
                 None if !grid.has_every_gpu(&header) => {}
                 None => break,
                 Some(_) if is_legend(line) => break,
+                // A prompt, a mark of the text around it, or the same once more.
+                Some(word) if grid.has_every_gpu(&header) && !header.may_have_row(&word.text) => break,
+                Some(_) if grid.has_every_gpu(&header) && is_header(line) => break,
                 Some(_) => grid.read_row(&header, line)?,
             }
         }
@@ -160,6 +163,11 @@ impl Line {
                 };
                 continue;
             }
+            // A list of CPUs may have spaces after its commas.
+            let goes_on = || tokens.last().is_some_and(|word| word.text.ends_with(','));
+            if !in_word && tabs == 0 && goes_on() {
+                in_word = true;
+            }
             if !in_word {
                 let tabs_before = std::mem::take(&mut tabs);
                 tokens.push(Token {
@@ -199,22 +207,38 @@ impl Line {
     }
 }
 
-/// The text without terminal escape sequences (ECMA-48 CSI: ESC, '[', parameters, a final byte from '@' to '~').
+/// The text without byte order mark and terminal escape sequences (ECMA-48, ISO 2022): control sequences, which end
+/// with a byte from '@' to '~', commands to the terminal, which end with BEL or ST, and choices of a character set.
+/// Colours count as such even where their ESC was lost, as in what is copied from a terminal.
 fn without_escapes(raw: &str) -> String {
     let mut plain = String::with_capacity(raw.len());
-    let mut chars = raw.chars().peekable();
-    while let Some(c) = chars.next() {
-        if c != '\u{1b}' {
+    let mut rest = raw.trim_start_matches('\u{feff}');
+    while let Some(c) = rest.chars().next() {
+        rest = &rest[c.len_utf8()..];
+        if c == '['
+            && let Some(after) = after_colour(rest)
+        {
+            rest = after;
+        } else if c != '\u{1b}' {
             plain.push(c);
-        } else if chars.next_if_eq(&'[').is_some() {
-            for parameter in chars.by_ref() {
-                if ('@'..='~').contains(&parameter) {
-                    break;
-                }
-            }
+        } else if let Some(sequence) = rest.strip_prefix('[') {
+            let end = sequence.find(|c| ('@'..='~').contains(&c));
+            rest = end.map_or("", |end| &sequence[end + 1..]);
+        } else if let Some(command) = rest.strip_prefix(']') {
+            let end = command.find(['\u{7}', '\u{1b}']).unwrap_or(command.len());
+            let after = command[end..].strip_prefix('\u{7}');
+            rest = after.unwrap_or_else(|| command[end..].trim_start_matches("\u{1b}\\"));
+        } else if let Some(set) = rest.strip_prefix(['(', ')', '*', '+']) {
+            rest = set.strip_prefix(|set: char| set.is_ascii()).unwrap_or(set);
         }
     }
     plain
+}
+
+/// What follows the parameters of a colour code and its final "m"; none: it is no such code.
+fn after_colour(text: &str) -> Option<&str> {
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != ';')?;
+    text[end..].strip_prefix('m')
 }
 
 fn is_gpu_name(text: &str) -> bool {
@@ -222,16 +246,50 @@ fn is_gpu_name(text: &str) -> bool {
         .is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
 }
 
+/// The devices that a word of the header names: of two digits and more their numbers leave no room between them.
+fn names_in(word: &str) -> Vec<&str> {
+    let starts: Vec<usize> = word
+        .match_indices("GPU")
+        .chain(word.match_indices("NIC"))
+        .map(|(at, _)| at)
+        .collect();
+    let mut ends: Vec<usize> = starts
+        .iter()
+        .copied()
+        .filter(|at| *at > 0)
+        .chain([word.len()])
+        .collect();
+    ends.sort_unstable();
+    let mut from = 0;
+    let names: Vec<&str> = ends
+        .iter()
+        .map(|end| &word[std::mem::replace(&mut from, *end)..*end])
+        .collect();
+    let numbered = |name: &&str| {
+        let number = name.strip_prefix("GPU").or_else(|| name.strip_prefix("NIC"));
+        number.is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
+    };
+    if names.iter().all(numbered) {
+        names
+    } else {
+        vec![word]
+    }
+}
+
 /// A header starts with a GPU's name; a GPU's row does too, but goes on with a cell.
 fn is_header(line: &Line) -> bool {
     let [first, rest @ ..] = line.tokens.as_slice() else {
         return false;
     };
+    let first_name = names_in(&first.text)[0];
     let cell = rest
         .first()
         .is_some_and(|t| t.text == "X" || Link::from_name(&t.text).is_some());
-    is_gpu_name(&first.text) && !cell
+    is_gpu_name(first_name) && !cell
 }
+
+/// Devices of a host: more is no such text.
+const MAX_DEVICES: usize = 1_024;
 
 /// The columns after the devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -283,19 +341,35 @@ impl Header {
                 let problem = format!("unknown column {:?} after the affinities", token.text);
                 return Err(line.error(token.column, problem));
             }
-            if header.devices.contains(&token.text) {
-                return Err(line.error(token.column, format!("{} stands twice in the header", token.text)));
+            for name in names_in(&token.text) {
+                header.add(line, token, name)?;
             }
-            if is_gpu_name(&token.text) {
-                if header.gpus < header.devices.len() {
-                    return Err(line.error(token.column, format!("{} stands after a NIC", token.text)));
-                }
-                header.gpus += 1;
-            }
-            header.devices.push(token.text.clone());
             n += 1;
         }
         Ok(header)
+    }
+
+    fn add(&mut self, line: &Line, token: &Token, name: &str) -> Result<(), TopologyError> {
+        if self.devices.iter().any(|known| known == name) {
+            return Err(line.error(token.column, format!("{name} stands twice in the header")));
+        }
+        if self.devices.len() == MAX_DEVICES {
+            let problem = format!("more than {MAX_DEVICES} devices in the header");
+            return Err(line.error(token.column, problem));
+        }
+        if is_gpu_name(name) {
+            if self.gpus < self.devices.len() {
+                return Err(line.error(token.column, format!("{name} stands after a NIC")));
+            }
+            self.gpus += 1;
+        }
+        self.devices.push(name.to_owned());
+        Ok(())
+    }
+
+    /// A line that begins with this word is a row, or was meant to be.
+    fn may_have_row(&self, word: &str) -> bool {
+        is_gpu_name(word) || self.devices.iter().any(|device| device == word)
     }
 }
 
@@ -399,7 +473,7 @@ impl Grid {
                 !range && !in_place
             });
         for (column, token) in columns.iter().skip(usize::from(first_is_empty)).zip(tokens) {
-            let known = token.text != "N/A";
+            let known = !token.text.eq_ignore_ascii_case("N/A");
             match column {
                 Affinity::Cpu if known => {
                     if !is_cpu_list(&token.text) {

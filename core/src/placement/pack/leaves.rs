@@ -10,11 +10,12 @@ use super::{
 };
 use super::{either, hosts_of, sum};
 
-/// Sets of leaf switches that are tried: all pairs of 64, or all sets of three of 25.
+/// Sets of leaf switches that are tried in all, some fifty milliseconds: where all of them share blocks, all pairs of 64,
+/// or all sets of three of 25.
 const MAX_SETS: usize = 2_048;
 
-/// All sets of at most so many of these numbers, the smallest first; none: they are too many.
-fn sets(of: usize, most: usize) -> Option<Vec<Vec<usize>>> {
+/// All sets of at most so many of these numbers, the smallest first; none: they are more than `enough`.
+fn sets(of: usize, most: usize, enough: usize) -> Option<Vec<Vec<usize>>> {
     let mut all: Vec<Vec<usize>> = vec![Vec::new()];
     let mut from = 0;
     for _ in 0..most.min(of) {
@@ -22,7 +23,7 @@ fn sets(of: usize, most: usize) -> Option<Vec<Vec<usize>>> {
         for at in from..last {
             let next = all[at].last().map_or(0, |last| last + 1);
             for leaf in next..of {
-                if all.len() == MAX_SETS {
+                if all.len() == enough {
                     return None;
                 }
                 all.push(all[at].iter().copied().chain([leaf]).collect());
@@ -35,9 +36,9 @@ fn sets(of: usize, most: usize) -> Option<Vec<Vec<usize>>> {
 
 impl Subtree<'_> {
     /// Exactly what can be had of leaf switches that share blocks, where their number is limited; none: it is not, or
-    /// there are too many to try.
-    pub(super) fn by_leaves(&self, leaves: &[&[Cell]]) -> Option<Offer> {
-        let sets = sets(leaves.len(), self.wish.switches?)?;
+    /// there are too many to try; of so many such units this is one.
+    pub(super) fn by_leaves(&self, leaves: &[&[Cell]], units: usize) -> Option<Offer> {
+        let sets = sets(leaves.len(), self.wish.switches?, MAX_SETS / units.max(1))?;
         let offers = sets.iter().map(|set| self.of_leaves(leaves, set));
         Some(either(offers.collect()))
     }

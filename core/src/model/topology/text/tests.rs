@@ -122,6 +122,39 @@ fn colour_codes_carriage_returns_and_leading_talk() {
     assert_eq!(host.numa_affinity, [Some(0); 3]);
 }
 
+/// What terminals and those who copy from them make of the header's underline.
+#[test]
+fn colours_that_lost_their_escape_and_other_sequences() {
+    for (begin, end) in [
+        ("\t[4mGPU0", "[0m"),
+        ("[4m\tGPU0", "[0m"),
+        ("\u{1b}[1;4m\tGPU0", "\u{1b}(B\u{1b}[m"),
+        ("\u{1b}]0;root@host\u{7}\tGPU0", ""),
+        ("\u{1b}]0;root@host\u{1b}\\\tGPU0", ""),
+        ("\u{feff}\tGPU0", ""),
+    ] {
+        let host = parse(&format!(
+            "{begin}\tGPU1\tCPU Affinity\tNUMA Affinity{end}\nGPU0\t X \tNV4\t0-7\t0\nGPU1\tNV4\t X \t8-15\t1\n"
+        ));
+        assert_eq!(host.links.upper(), [Link::NvLink(4)], "{begin:?}");
+        assert_eq!(host.numa_affinity, [Some(0), Some(1)]);
+    }
+}
+
+#[test]
+fn what_follows_the_matrix_ends_it() {
+    let matrix = "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tNV4\t0-7, 16-23\nGPU1\tNV4\t X \tn/a\n";
+    for after in ["```", "root@host:~# ", "=== next ===", matrix, "> GPU0 again"] {
+        let host = parse(&format!("{matrix}{after}"));
+        assert_eq!(host.links.upper(), [Link::NvLink(4)], "{after:?}");
+        assert_eq!(host.cpu_affinity, ["0-7,16-23", ""]);
+    }
+    // But not in the midst of it, nor a row too many.
+    problem(&matrix.replace("\nGPU1", "\n```\nGPU1"));
+    problem(&format!("{matrix}GPU2\tNV4\tNV4\t0-7\n"));
+    problem(&format!("{matrix}GPU1\tNV4\t X \t0-7\n"));
+}
+
 #[test]
 fn the_old_name_of_sys_and_no_affinities_at_all() {
     let host = parse("\tGPU0\tGPU1\nGPU0\t X \tSOC\nGPU1\tSOC\t X\nLegend:\n  X = Self\n");
@@ -173,6 +206,12 @@ fn cells_that_a_narrow_terminal_glued_together() {
     );
     assert_eq!(host.nics[0].gpu_links, [Link::Node, Link::Sys]);
     assert_eq!(host.nics[1].gpu_links, [Link::Pix, Link::Sys]);
+    let header = parse(
+        "        GPU0    NIC8    NIC9NIC10   CPU Affinity\n\
+         GPU0     X      NODE    PIX     SYS     0-7\n",
+    );
+    assert_eq!(header.nics.len(), 3);
+    assert_eq!(header.nics[2].name, "NIC10");
 }
 
 #[test]
