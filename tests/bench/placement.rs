@@ -14,7 +14,7 @@ use carrel_core::model::gpu::{GpuInfo, Inventory};
 use carrel_core::model::ids::NodeName;
 use carrel_core::model::resources::ResourceRequest;
 use carrel_core::model::topology::{Link, Topology};
-use carrel_core::placement::{Assume, Demand, HostKind, Hosts, Room, Shape, Table, link_bandwidth, place};
+use carrel_core::placement::{Assume, Demand, HostKind, Hosts, Room, Shape, Table, place};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
@@ -222,6 +222,19 @@ fn churn(inventory: &Inventory, seed: u64) -> anyhow::Result<BTreeMap<u32, Got>>
     Ok(got)
 }
 
+/// GB/s of a link in one direction, from the sources again and not from the scorer: one NVLink of Volta to Hopper by
+/// NVIDIA's whitepapers, PCIe by NCCL's `topo.h`.
+fn speed(link: Link) -> u32 {
+    match link {
+        Link::Sys => 6,
+        Link::Node => 9,
+        Link::Phb => 10,
+        Link::Pxb => 11,
+        Link::Pix => 12,
+        Link::NvLink(count) => 25 * u32::from(count),
+    }
+}
+
 /// The worst link of a set and the sum of its bandwidths, from the raw matrix.
 fn links(inventory: &Inventory, set: u64) -> (Option<Link>, u32) {
     let (mut worst, mut sum) = (None, 0);
@@ -230,7 +243,7 @@ fn links(inventory: &Inventory, set: u64) -> (Option<Link>, u32) {
             if set >> a & set >> b & 1 == 1 {
                 let link = inventory.links.link(a, b);
                 worst = Some(worst.map_or(link, |worst: Link| worst.min(link)));
-                sum += link_bandwidth(link, NVLINK_VERSION);
+                sum += speed(link);
             }
         }
     }

@@ -21,10 +21,12 @@ use crate::model::ids::{Generation, JobId, JobKey, NodeName, ReservationName};
 use crate::model::job::Job;
 use crate::model::resources::{Allocation, ResourceRequest};
 use crate::model::time::Timestamp;
-use crate::placement::{Assume, Hosts, Needs, find, fits};
+use crate::placement::{Assume, Hosts, Needs, able, find, fits};
 
 /// Times at which a place is looked for; after these the one when everything has ended.
 const MAX_TRIES: usize = 12;
+/// So many of them follow each other.
+const NEAR_TRIES: usize = 4;
 /// Promises that are looked at again in one pass because they could be better.
 const MAX_IMPROVED: usize = 4;
 /// Of these, the first so many jobs' are looked at in every pass, and the others' in turn.
@@ -368,7 +370,15 @@ impl Promises {
         times.extend(self.closed.ends([first, last]).filter(|at| *at >= first));
         times.sort_unstable();
         times.dedup();
-        for at in tries(&times).take_while(|at| is_better(*at)) {
+        let last = times.last().copied().unwrap_or(last);
+        let able = able(&state.hosts, state.needs(job, asked));
+        let mut tries = Tries::default();
+        for at in times.into_iter().take_while(|at| is_better(*at)) {
+            // What comes free elsewhere is of no use to it.
+            let is_of_use = || at == first || !future.is_only_elsewhere(at, |node| able.contains(node));
+            if at < last && !(is_of_use() && tries.is_next()) {
+                continue;
+            }
             let time = state.time_from(job, at);
             if time.is_zero() {
                 continue;
@@ -417,11 +427,26 @@ pub(super) fn by_node<'a>(
     on
 }
 
-/// The first time, then ever farther ones, then the last.
-fn tries(times: &[Timestamp]) -> impl Iterator<Item = Timestamp> + '_ {
-    let steps = (0..MAX_TRIES).map(|step| (1usize << step) - 1);
-    let near = steps.take_while(|at| *at + 1 < times.len());
-    near.map(|at| times[at]).chain(times.last().copied())
+/// Which of many times are tried: the first ones, then ever farther ones.
+#[derive(Default)]
+struct Tries {
+    seen: usize,
+    tried: usize,
+}
+
+impl Tries {
+    /// Whether the next one is.
+    fn is_next(&mut self) -> bool {
+        let at = if self.tried < NEAR_TRIES {
+            self.tried
+        } else {
+            NEAR_TRIES - 2 + (1 << (self.tried + 1 - NEAR_TRIES))
+        };
+        let is_next = self.seen == at && self.tried < MAX_TRIES;
+        self.seen += 1;
+        self.tried += usize::from(is_next);
+        is_next
+    }
 }
 
 /// Takes from a host what must not be held from now on because it is promised.

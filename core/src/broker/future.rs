@@ -65,6 +65,12 @@ impl Future {
         self.profile.ends()
     }
 
+    /// Whether something comes free at a time, and of none of some nodes.
+    pub fn is_only_elsewhere(&self, at: Timestamp, on: impl Fn(&NodeName) -> bool) -> bool {
+        let mut nodes = self.profile.ending_at(at).peekable();
+        nodes.peek().is_some() && !nodes.any(on)
+    }
+
     /// Hosts as they are at a time.
     pub fn hosts_at(&mut self, state: &State, at: Timestamp) -> &Hosts {
         self.refresh(state);

@@ -416,6 +416,12 @@ impl Hosts {
         })
     }
 
+    /// A host is there, and the number of its kind and how it lies will do.
+    pub(super) fn is_one(&self, node: &NodeName, will_do: impl Fn(u32, &Member) -> bool) -> bool {
+        let host = self.hosts.get(node);
+        host.is_some_and(|host| will_do(host.kind, &host.member))
+    }
+
     /// The kinds of hosts that there are.
     pub(crate) fn kinds(&self) -> impl Iterator<Item = &HostKind> {
         self.kinds.values().map(|kind| &kind.host)

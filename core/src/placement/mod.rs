@@ -191,6 +191,42 @@ pub fn meant<'a>(hosts: &'a Hosts, needs: Needs<'_>) -> Vec<(&'a HostKind, usize
     all.map(|host| (host, 1)).collect()
 }
 
+/// Nodes that may be of use to a request, by what they have and not by what of it is free.
+pub struct Able<'a> {
+    hosts: &'a Hosts,
+    /// Numbers of their kinds; none: any.
+    kinds: Option<BTreeSet<u32>>,
+    filter: Option<filter::Filter<'a>>,
+}
+
+impl Able<'_> {
+    /// A node may be.
+    pub fn contains(&self, node: &NodeName) -> bool {
+        let Self { hosts, kinds, filter } = self;
+        let is_any = kinds.is_none() && filter.is_none();
+        is_any
+            || hosts.is_one(node, |kind, member| {
+                kinds.as_ref().is_none_or(|kinds| kinds.contains(&kind))
+                    && filter.as_ref().is_none_or(|filter| filter.lack(member).is_none())
+            })
+    }
+}
+
+/// Which nodes may be of use to a request; of several components, and where there is a choice, all.
+pub fn able<'a>(hosts: &'a Hosts, needs: Needs<'a>) -> Able<'a> {
+    let simple = needs.request.more.is_empty() && needs.request.choices().is_none();
+    let kinds = || {
+        let able = fit::kinds(hosts, needs, Assume::Emptied).into_iter();
+        able.map(|(kind, _)| kind).collect()
+    };
+    let several = hosts.kinds().nth(1).is_some();
+    Able {
+        hosts,
+        kinds: (simple && several).then(kinds),
+        filter: simple.then(|| filter::Filter::of(hosts, needs)).flatten(),
+    }
+}
+
 /// Whether a request fits; [`place`] without the choice and the reasons.
 pub fn fits<'a>(hosts: &Hosts, needs: impl Into<Needs<'a>>, assume: Assume) -> bool {
     let needs = needs.into();

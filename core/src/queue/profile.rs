@@ -85,6 +85,11 @@ impl Profile {
         self.ends.keys().copied()
     }
 
+    /// Nodes of which something comes free at a time.
+    pub fn ending_at(&self, at: Timestamp) -> impl Iterator<Item = &NodeName> {
+        self.ends.get(&at).into_iter().flatten()
+    }
+
     /// Nodes of which something comes free after a time, and until another; none: since the beginning.
     pub fn ending(&self, after: Option<Timestamp>, until: Timestamp) -> impl Iterator<Item = &NodeName> {
         let from = after.map_or(Unbounded, Excluded);

@@ -343,3 +343,69 @@ fn promises_follow_the_order_of_the_queue() {
         assert_eq!(starts(&world, &order), hours, "after job {id} was put first");
     }
 }
+
+/// Two that fit beside each other are promised the same time; and whoever was put behind somebody who is gone comes
+/// forward again.
+#[test]
+fn promises_come_forward_when_those_in_front_are_gone() {
+    let mut world = World::new(&["pair1"]);
+    let joined = |minutes| {
+        let mut spec = for_minutes(minutes, 1, 2);
+        spec.request.nvlink = true;
+        spec
+    };
+    world.open("bob", open("runs", for_minutes(60, 1, 8)));
+    world.settle(&["pair1"]);
+    let first = world.open("bob", open("first", joined(240))).1;
+    let second = world.open("bob", open("second", joined(240))).1;
+    let start = |world: &World, id| world.minutes_to(world.promised(id).expect("a promise"));
+    assert_eq!((start(&world, first), start(&world, second)), (60, 60));
+    let whole = world.open("carol", open("whole", for_minutes(240, 1, 8))).1;
+    let top = JobUpdate {
+        top: Some(true),
+        ..JobUpdate::default()
+    };
+    world.must(Input::UpdateJob(caller("ops"), whole.into(), top));
+    assert_eq!(start(&world, whole), 60);
+    assert_eq!((start(&world, first), start(&world, second)), (300, 300));
+    let session = world.job(whole).session.expect("a session");
+    world.must(Input::StopSession(caller("carol"), SessionRef::Id(session), None));
+    assert_eq!((start(&world, first), start(&world, second)), (60, 60));
+}
+
+/// What comes free on other nodes, however often, does not put off a look at the one that matters.
+#[test]
+fn a_promise_is_not_put_off_by_what_ends_elsewhere() {
+    let mut world = World::new(&["n1", "pair1"]);
+    let on = |name: &str, spec: SessionSpec| {
+        let mut spec = spec;
+        spec.request.constraints.nodelist.insert(node(name));
+        spec
+    };
+    // Of each pair of one node a GPU is free; on the other one something ends every few minutes.
+    let single: Vec<JobId> = (0..8)
+        .map(|n| {
+            world
+                .open("bob", open(&format!("s{n}"), on("pair1", for_minutes(60, 1, 1))))
+                .1
+        })
+        .collect();
+    for (n, minutes) in (20..28).map(|n| (n, n * 2)) {
+        world.open(
+            "bob",
+            open(&format!("o{n}"), on("n1", for_minutes(minutes, 1, 1))),
+        );
+    }
+    world.open("bob", open("late", on("pair1", for_minutes(90, 1, 0))));
+    world.settle(&["n1", "pair1"]);
+    for id in single.iter().step_by(2) {
+        let session = world.job(*id).session.expect("a session");
+        world.must(Input::StopSession(caller("bob"), SessionRef::Id(session), None));
+        world.settle(&["pair1"]);
+    }
+    let mut joined = for_minutes(240, 1, 2);
+    joined.request.nvlink = true;
+    let waits = world.open("bob", open("waits", on("pair1", joined))).1;
+    let promised = world.promised(waits).expect("a promise");
+    assert_eq!(world.minutes_to(promised), 60);
+}
