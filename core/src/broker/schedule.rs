@@ -16,7 +16,7 @@ use super::preempt::Yielding;
 use super::reserved::Books;
 use super::state::State;
 use super::unfit::Unfit;
-use super::{Broker, Reject, RejectKind};
+use super::{Broker, Effect, Reject, RejectKind};
 use crate::model::audit::Action;
 use crate::model::ids::{JobId, NodeName, SessionId};
 use crate::model::job::{Ending, Job, JobState, Placed, RankStatus};
@@ -469,8 +469,9 @@ impl Broker {
 
     /// A job's place in a node's desired state changed.
     pub(super) fn touch_job(&mut self, node: &NodeName, job: JobId) {
-        self.touch(node);
+        self.output.effects.insert(Effect::SendDesired(node.clone()));
         self.state.update_desired(node, |link| {
+            link.generation += 1;
             link.since.insert(job, link.generation);
         });
     }

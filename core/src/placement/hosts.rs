@@ -302,10 +302,11 @@ impl Hosts {
         self.epoch += u64::from(host.room.unavailable.is_none() != room.unavailable.is_none());
         let kind = &self.kinds[&host.kind];
         self.groups.remove(&host.place(&kind.outfit), &host.member);
+        let was_vacant = host.is_vacant(kind);
         host.room = room;
         self.groups.insert(host.place(&kind.outfit), &host.member);
-        if host.lies() {
-            self.vacant.note(&host.member, host.is_vacant(kind));
+        if host.is_vacant(kind) != was_vacant && host.lies() {
+            self.vacant.note(&host.member, !was_vacant);
         }
     }
 
