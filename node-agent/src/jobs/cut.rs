@@ -73,7 +73,7 @@ pub(super) fn find<'a>(
     })
 }
 
-/// What must be done to a GPU. `held` is what jobs have of it, without the one that is asked for.
+/// What must be done to a GPU. `held` is what jobs hold of it, cut or still to be cut, without the one that is asked for.
 pub(super) fn plan(
     state: &MigState,
     wanted: &Wanted,
@@ -185,10 +185,15 @@ fn in_the_way(
     Ok(remove.into_iter().cloned().collect())
 }
 
-/// Whether a slice that a job holds is in the instance's place.
+/// Whether the instance is a slice that a job holds. One that merely overlaps it is idle: it is in the way of the
+/// job's slice, which is still to be cut.
 fn is_of(slice: &Slice, instance: &GpuInstance) -> bool {
     match slice {
-        Slice::Mig { start, width, .. } => instance.overlaps(*start, *width),
+        Slice::Mig {
+            profile,
+            start,
+            width,
+        } => (profile, start, width) == (&instance.profile, &instance.start, &instance.width),
         // As a whole it was given before it was in MIG mode.
         Slice::Whole | Slice::Share { .. } => true,
     }
@@ -343,6 +348,68 @@ mod tests {
         assert_eq!(removed(plan(&state, &media, &[], true).unwrap()), [0]);
         let held = plan(&state, &media, &[slice("1g.10gb+me", 0, 1)], true);
         assert!(matches!(held, Err(CannotCut::Held(_))), "{held:?}");
+    }
+
+    /// As after a plan was carried out.
+    fn done(mut state: MigState, wanted: &Wanted, plan: Plan) -> MigState {
+        let Plan::Cut { remove, profile } = plan else {
+            return state;
+        };
+        state.instances.retain(|instance| !remove.contains(instance));
+        state.instances.push(GpuInstance {
+            id: u32::from(wanted.start),
+            profile: wanted.profile.clone(),
+            profile_id: profile,
+            start: wanted.start,
+            width: wanted.width,
+            inside: device(wanted.start),
+        });
+        state
+    }
+
+    /// Whether they are of one job or of several makes no difference: all of them are held before the first is cut.
+    #[test]
+    fn slices_that_share_the_place_of_an_idle_one_are_cut_in_any_order() {
+        let cases: [(&[(&str, u8)], &[(&str, u8, u8)]); 4] = [
+            (&[("3g.40gb", 0)], &[("2g.20gb", 0, 2), ("2g.20gb", 2, 2)]),
+            (&[("3g.40gb", 4)], &[("1g.10gb", 6, 1), ("2g.20gb", 4, 2)]),
+            (
+                &[("7g.80gb", 0)],
+                &[
+                    ("1g.10gb", 0, 1),
+                    ("2g.20gb", 2, 2),
+                    ("3g.40gb", 4, 4),
+                    ("1g.10gb", 1, 1),
+                ],
+            ),
+            // One of them is there.
+            (
+                &[("1g.10gb", 0), ("3g.40gb", 4)],
+                &[("1g.10gb", 0, 1), ("2g.20gb", 4, 2), ("1g.10gb", 6, 1)],
+            ),
+        ];
+        for (before, all) in cases {
+            for backwards in [false, true] {
+                let mut order = all.to_vec();
+                if backwards {
+                    order.reverse();
+                }
+                let mut state = cut(before);
+                for (n, (profile, start, width)) in order.iter().enumerate() {
+                    let others = order.iter().enumerate().filter(|(other, _)| *other != n);
+                    let held: Vec<Slice> = others
+                        .map(|(_, (profile, start, width))| slice(profile, *start, *width))
+                        .collect();
+                    let wanted = wanted(profile, *start, *width);
+                    let planned = plan(&state, &wanted, &held, true);
+                    let planned = planned.unwrap_or_else(|why| panic!("{order:?}, {wanted:?}: {why:?}"));
+                    state = done(state, &wanted, planned);
+                }
+                for (profile, start, _) in &order {
+                    assert!(find(&state, profile, *start).is_some(), "{order:?}: {state:?}");
+                }
+            }
+        }
     }
 
     #[test]
