@@ -10,10 +10,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use carrel_core::model::features::{MAX_FEATURES, is_feature};
+use carrel_core::model::gang_network::Subnet;
 use clap::Args;
 use serde::Deserialize;
 
-use crate::gpu::{GpuPolicy, HostSizes, NvmlSource};
+use crate::gpu::{HostSizes, NvmlSource};
 use crate::image::ImageOptions;
 use crate::runtime::{GangMode, NetworkMode, RuntimeOptions, UserRanges};
 use crate::units::{Size, Span};
@@ -123,7 +124,12 @@ pub struct Config {
 impl Config {
     /// Flags and environment first, then the file, then the defaults.
     pub fn load(args: &NodeArgs) -> Result<Self> {
-        let file = file_of(args)?;
+        let Checked {
+            file,
+            nvml,
+            subnet,
+            measure_every,
+        } = check(args)?;
         let state = state_dir(args, &file)?;
         let init_binary = args.init_binary.clone().or(named(file.init_binary));
         let init_binary = find_init(init_binary, &state)?;
@@ -144,7 +150,7 @@ impl Config {
             runtime.cdi_dirs.clone_from(&args.cdi_dir);
         }
         runtime.network = file.network;
-        runtime.subnet = file.subnet.filter(|subnet| !subnet.is_empty());
+        runtime.subnet = subnet.map(|subnet| subnet.to_string());
         runtime.gang_network = file.gang_network;
         runtime.address = file.address;
         runtime.cgroup_parent = file.cgroup_parent.filter(|parent| !parent.is_empty());
@@ -155,28 +161,9 @@ impl Config {
             insecure_registries: file.insecure_registries,
             registry_auth: named(file.registry_auth),
         };
-        let measure_every = file.measure_every.map_or(DEFAULT_MEASURE_EVERY, |span| span.0);
-        ensure!(
-            measure_every <= LONGEST_MEASURE_EVERY,
-            "measure_every is {} s: at most {} s",
-            measure_every.as_secs(),
-            LONGEST_MEASURE_EVERY.as_secs()
-        );
-        let policy = gpus::policy(file.mig, file.sharing)?;
-        let sizes = HostSizes {
-            cpus: args.cpus.or(file.cpus),
-            memory_bytes: args.memory.or(file.memory).map(|size| size.0),
-            reserved_cpus: file.reserved_cpus,
-            reserved_memory_bytes: file.reserved_memory.map_or(0, |size| size.0),
-        };
         Ok(Self {
             state,
-            nvml: NvmlSource {
-                library: args.nvml_library.clone().or(named(file.nvml_library)),
-                sizes,
-                features: features(file.features)?,
-                policy,
-            },
+            nvml,
             runtime,
             heartbeat: file.heartbeat.map_or(DEFAULT_HEARTBEAT, |span| span.0),
             measure_every,
@@ -188,28 +175,100 @@ impl Config {
 /// Names that an expression over features can name.
 fn features(names: Vec<String>) -> Result<BTreeSet<String>> {
     if let Some(bad) = names.iter().find(|name| !is_feature(name)) {
-        bail!("features: {bad:?} is no feature: write 1 to 64 letters, digits and . _ - = + : / @");
+        bail!("{bad:?} is no feature: write 1 to 64 letters, digits and . _ - = + : / @");
     }
     ensure!(
         names.len() <= MAX_FEATURES,
-        "features: {} are too many, {MAX_FEATURES} at most",
+        "{} are too many, {MAX_FEATURES} at most",
         names.len()
     );
     Ok(names.into_iter().collect())
 }
 
-/// What the configuration file lets be done with GPUs, for what needs nothing else of it.
-pub fn gpu_policy_of(args: &NodeArgs) -> Result<GpuPolicy> {
-    let file = file_of(args)?;
-    gpus::policy(file.mig, file.sharing)
+/// What the configuration says of the host, for what needs nothing else of it; all of it is checked.
+pub fn source_of(args: &NodeArgs) -> Result<NvmlSource> {
+    check(args).map(|checked| checked.nvml)
+}
+
+/// A file of which every value is of use on this machine, and what was made of some.
+struct Checked {
+    file: File,
+    nvml: NvmlSource,
+    subnet: Option<Subnet>,
+    measure_every: Duration,
+}
+
+/// Refuses what would make the node useless, or fail each of its jobs, by its key.
+fn check(args: &NodeArgs) -> Result<Checked> {
+    let path = config_path(args);
+    let text = path.map(text_of).transpose()?;
+    let mut file = file_of(args)?;
+    let at = |key: &str| match (path, &text) {
+        (Some(path), Some(text)) => format!("{}{}: {key}", path.display(), line_of(text, key)),
+        (None, _) | (_, None) => key.to_owned(),
+    };
+    let sizes = HostSizes {
+        cpus: args.cpus.or(file.cpus),
+        memory_bytes: args.memory.or(file.memory).map(|size| size.0),
+        reserved_cpus: file.reserved_cpus,
+        reserved_memory_bytes: file.reserved_memory.map_or(0, |size| size.0),
+    };
+    if let Some((key, why)) = sizes.useless() {
+        match key {
+            "cpus" if args.cpus.is_some() => bail!("--cpus: {why}"),
+            "memory" if args.memory.is_some() => bail!("--memory: {why}"),
+            key => bail!("{}: {why}", at(key)),
+        }
+    }
+    let subnet = file.subnet.as_deref().filter(|subnet| !subnet.is_empty());
+    let subnet = subnet.map(str::parse::<Subnet>).transpose();
+    let subnet = subnet.with_context(|| at("subnet"))?;
+    let measure_every = file.measure_every.map_or(DEFAULT_MEASURE_EVERY, |span| span.0);
+    ensure!(
+        measure_every <= LONGEST_MEASURE_EVERY,
+        "{}: it is {} s, at most {} s",
+        at("measure_every"),
+        measure_every.as_secs(),
+        LONGEST_MEASURE_EVERY.as_secs()
+    );
+    let features = features(std::mem::take(&mut file.features)).with_context(|| at("features"))?;
+    let policy = gpus::policy(std::mem::take(&mut file.mig), std::mem::take(&mut file.sharing));
+    let policy = match path {
+        Some(path) => policy.with_context(|| format!("{} is not valid", path.display()))?,
+        None => policy?,
+    };
+    let library = args.nvml_library.clone().or(named(file.nvml_library.take()));
+    Ok(Checked {
+        nvml: NvmlSource {
+            library,
+            sizes,
+            features,
+            policy,
+        },
+        file,
+        subnet,
+        measure_every,
+    })
+}
+
+/// ", line 3", where the file says something under a key; empty: it does not, or in another way.
+fn line_of(text: &str, key: &str) -> String {
+    let says = |line: &str| {
+        let after = line.trim_start().strip_prefix(key);
+        after.is_some_and(|rest| rest.trim_start().starts_with('='))
+    };
+    let line = text.lines().position(says);
+    line.map_or_else(String::new, |line| format!(", line {}", line + 1))
+}
+
+/// The file that is read; none: there is none.
+fn config_path(args: &NodeArgs) -> Option<&Path> {
+    let usual = || Some(Path::new(DEFAULT_CONFIG)).filter(|path| path.exists());
+    args.config.as_deref().or_else(usual)
 }
 
 fn file_of(args: &NodeArgs) -> Result<File> {
-    match &args.config {
-        Some(path) => read(path),
-        None if Path::new(DEFAULT_CONFIG).exists() => read(Path::new(DEFAULT_CONFIG)),
-        None => Ok(File::default()),
-    }
+    config_path(args).map_or_else(|| Ok(File::default()), read)
 }
 
 /// The state directory alone, for what needs no containers.
@@ -238,9 +297,12 @@ fn named(path: Option<PathBuf>) -> Option<PathBuf> {
     path.filter(|path| !path.as_os_str().is_empty())
 }
 
+fn text_of(path: &Path) -> Result<String> {
+    std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
 fn read(path: &Path) -> Result<File> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    toml::from_str(&text).with_context(|| format!("{} is not valid", path.display()))
+    toml::from_str(&text_of(path)?).with_context(|| format!("{} is not valid", path.display()))
 }
 
 /// carrel-init: the one that was named; or beside this program, where packages put it, or as an
@@ -372,7 +434,54 @@ mod tests {
         let config = load("features = [\"ib\", \"rack1\"]\n", NodeArgs::default()).expect("a configuration");
         assert_eq!(config.nvml.features.len(), 2);
         let error = load("features = [\"a&b\"]\n", NodeArgs::default()).expect_err("refused");
-        assert!(error.to_string().contains("a&b"), "{error}");
+        let error = format!("{error:#}");
+        assert!(
+            error.contains("line 1: features: \"a&b\" is no feature"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn what_would_make_the_node_useless_is_refused_by_its_line() {
+        for (line, why) in [
+            ("cpus = 0", "line 2: cpus: no CPU is left for jobs"),
+            ("memory = \"0\"", "line 2: memory: no memory is left"),
+            (
+                "reserved_cpus = 100000",
+                "line 2: reserved_cpus: 100000 of this machine's",
+            ),
+            ("reserved_memory = \"9000T\"", "line 2: reserved_memory: "),
+            (
+                "subnet = \"10.0.0.0/33\"",
+                "line 2: subnet: \"10.0.0.0/33\" is no range of IPv4",
+            ),
+            (
+                "subnet = \"banana\"",
+                "line 2: subnet: \"banana\" is no range of IPv4",
+            ),
+            ("subnet=\"10.0.0.1/24\"", "write its first address"),
+            ("measure_every = \"2h\"", "line 2: measure_every: it is 7200 s"),
+        ] {
+            let text = format!("# a node\n{line}\n");
+            let error = load(&text, NodeArgs::default()).expect_err(line);
+            let error = format!("{error:#}");
+            assert!(
+                error.contains(why) && error.contains("node.toml"),
+                "{line}: {error}"
+            );
+        }
+        let zero = NodeArgs {
+            cpus: Some(0),
+            ..NodeArgs::default()
+        };
+        let error = load("", zero).expect_err("refused").to_string();
+        assert!(error.starts_with("--cpus: "), "{error}");
+        // Described hosts have more than the machine.
+        load(
+            "cpus = 100000\nmemory = \"900T\"\nsubnet = \"10.0.0.0/20\"\n",
+            NodeArgs::default(),
+        )
+        .expect("a configuration");
     }
 
     #[test]

@@ -11,8 +11,8 @@ use carrel_core::model::topology::{Topology, TopologyNic};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
-use crate::config::{NodeArgs, gpu_policy_of};
-use crate::gpu::{self, NvmlSource};
+use crate::config::{NodeArgs, source_of};
+use crate::gpu;
 
 /// Shows what this host has: GPUs, what they are cut into, their links, CPUs, memory, NICs.
 ///
@@ -23,7 +23,7 @@ pub struct ProbeArgs {
     #[arg(long, value_name = "PATH", env = "CARREL_NVML_LIBRARY")]
     nvml_library: Option<PathBuf>,
 
-    /// Configuration file, for GPUs that may be cut anew or are shared [default: /etc/carrel/node.toml, if it is there]
+    /// Configuration file, which is checked, and says what is offered [default: /etc/carrel/node.toml, if it is there]
     #[arg(long, value_name = "FILE", env = "CARREL_NODE_CONFIG")]
     config: Option<PathBuf>,
 
@@ -42,15 +42,11 @@ enum Format {
 
 /// Discovers the host and prints it.
 pub fn run(args: ProbeArgs) -> anyhow::Result<ExitCode> {
-    let config = NodeArgs {
+    let inventory = gpu::discover(&source_of(&NodeArgs {
         config: args.config,
+        nvml_library: args.nvml_library,
         ..NodeArgs::default()
-    };
-    let inventory = gpu::discover(&NvmlSource {
-        library: args.nvml_library,
-        policy: gpu_policy_of(&config)?,
-        ..NvmlSource::default()
-    });
+    })?);
     let text = match args.output {
         Format::Text => text(&inventory),
         Format::Json => serde_json::to_string_pretty(&Report::new(&inventory))? + "\n",

@@ -44,6 +44,9 @@ pub async fn run(args: RunArgs) -> Result<()> {
     if let Some(Span(heartbeat)) = args.heartbeat {
         config.heartbeat = heartbeat;
     }
+    for more in config.nvml.sizes.beyond() {
+        tracing::warn!("{more}: jobs may be given what is not there");
+    }
     config.allow_root = args.allow_root.or(config.allow_root);
     let address = &mut config.runtime.address;
     *address = address.or_else(|| own_address(&membership.broker));

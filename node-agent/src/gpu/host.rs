@@ -3,6 +3,8 @@
 use std::fs;
 use std::num::NonZeroUsize;
 
+use carrel_core::placement::Bytes;
+
 /// How much of the host is offered to jobs. What is not given is measured.
 ///
 /// An operator gives sizes as in Slurm's node configuration: to keep some back,
@@ -24,6 +26,54 @@ impl HostSizes {
     pub fn offered_cpus(&self) -> u32 {
         self.cpus
             .unwrap_or_else(|| measured_cpus().saturating_sub(self.reserved_cpus))
+    }
+
+    /// What leaves nothing for jobs: the key that says it, and why; none: something is left.
+    pub fn useless(&self) -> Option<(&'static str, String)> {
+        const MACHINES: &str = "leave it out to offer what this machine has";
+        let (cpus, memory) = (measured_cpus(), measured_memory());
+        match self {
+            Self { cpus: Some(0), .. } => Some(("cpus", format!("no CPU is left for jobs: {MACHINES}"))),
+            Self {
+                memory_bytes: Some(0),
+                ..
+            } => Some(("memory", format!("no memory is left for jobs: {MACHINES}"))),
+            Self {
+                cpus: None,
+                reserved_cpus,
+                ..
+            } if *reserved_cpus >= cpus => Some((
+                "reserved_cpus",
+                format!("{reserved_cpus} of this machine's {cpus} CPUs leave none for jobs: keep back fewer"),
+            )),
+            Self {
+                memory_bytes: None,
+                reserved_memory_bytes: reserved,
+                ..
+            } if *reserved >= memory && *reserved > 0 => Some((
+                "reserved_memory",
+                format!(
+                    "{} of this machine's {} leave nothing for jobs: keep back less",
+                    Bytes(*reserved),
+                    Bytes(memory)
+                ),
+            )),
+            Self { .. } => None,
+        }
+    }
+
+    /// What is offered though this machine does not have it, in words: jobs may be given it, and not find it.
+    pub fn beyond(&self) -> Vec<String> {
+        let (cpus, memory) = (measured_cpus(), measured_memory());
+        let more_cpus = self.cpus.filter(|offered| *offered > cpus);
+        let more_memory = self.memory_bytes.filter(|offered| *offered > memory);
+        let cpus = more_cpus
+            .map(|offered| format!("{offered} CPUs are offered to jobs, and this machine has {cpus}"));
+        let memory = more_memory.map(|offered| {
+            let (offered, memory) = (Bytes(offered), Bytes(memory));
+            format!("{offered} of memory is offered to jobs, and this machine has {memory}")
+        });
+        cpus.into_iter().chain(memory).collect()
     }
 
     /// Memory that jobs may use, bytes.
@@ -95,5 +145,51 @@ mod tests {
         };
         assert_eq!(all.offered_memory() - less.offered_memory(), 1 << 20);
         assert!(all.offered_cpus() >= 1);
+    }
+
+    #[test]
+    fn sizes_that_leave_nothing_for_jobs_are_named() {
+        let all = HostSizes::default();
+        assert_eq!((all.useless(), all.beyond()), (None, Vec::new()));
+        for (sizes, key) in [
+            (HostSizes { cpus: Some(0), ..all }, "cpus"),
+            (
+                HostSizes {
+                    memory_bytes: Some(0),
+                    ..all
+                },
+                "memory",
+            ),
+            (
+                HostSizes {
+                    reserved_cpus: measured_cpus(),
+                    ..all
+                },
+                "reserved_cpus",
+            ),
+            (
+                HostSizes {
+                    reserved_memory_bytes: 9 << 50,
+                    ..all
+                },
+                "reserved_memory",
+            ),
+        ] {
+            let (named, why) = sizes.useless().expect("refused");
+            assert_eq!(named, key, "{why}");
+        }
+        // What is given stands, whatever is kept back of what is measured; more than there is, is only remarked.
+        let given = HostSizes {
+            cpus: Some(100_000),
+            memory_bytes: Some(9 << 50),
+            reserved_cpus: 100_000,
+            reserved_memory_bytes: 9 << 50,
+        };
+        assert_eq!(given.useless(), None);
+        let beyond = given.beyond();
+        assert!(
+            beyond[0].starts_with("100000 CPUs are offered") && beyond.len() == 2,
+            "{beyond:?}"
+        );
     }
 }
