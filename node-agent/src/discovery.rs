@@ -143,6 +143,24 @@ pub fn announce(inventory: &Inventory) {
     );
 }
 
+/// Says which GPUs have fallen away, or are others than they were, for the log.
+fn announce_lost(before: &Inventory, now: &Inventory) {
+    for gpu in &before.gpus {
+        if now.gpus.iter().any(|other| other.uuid == gpu.uuid) {
+            continue;
+        }
+        let in_its_place = now.gpus.iter().find(|other| other.pci_address == gpu.pci_address);
+        tracing::warn!(
+            gpu = gpu.index,
+            uuid = %gpu.uuid,
+            pci_address = gpu.pci_address,
+            in_its_place = in_its_place.map(|other| other.uuid.as_str()),
+            left = now.gpus.len(),
+            "a GPU is gone: NVML does not list it any more; see dmesg"
+        );
+    }
+}
+
 /// Looks at the host now and then, and at the images also; at either at once when it changes, until cancelled.
 pub async fn run(
     through: Through,
@@ -157,6 +175,7 @@ pub async fn run(
             match look(&through).await {
                 Ok(Host { inventory, cpus }) => {
                     if inventory != last {
+                        announce_lost(&last, &inventory);
                         announce(&inventory);
                         last.clone_from(&inventory);
                     }

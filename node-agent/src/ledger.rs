@@ -79,6 +79,23 @@ mod tests {
 
     use super::*;
 
+    /// As versions wrote it that knew GPUs by their UUIDs alone.
+    #[test]
+    fn a_former_versions_ledger_is_read() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let text = r#"{"cluster": "c1", "accepted": null, "boot_id": "b", "lease_end_ms": null, "fences": [],
+            "entries": [{"key": {"job": 38, "generation": 7}, "stage": "Ready", "cause": null, "detail": "",
+                "exit_code": null, "holding": {"session": null, "name": "u1", "user": "alice", "cluster": "c1",
+                "gpus": ["GPU-d75b"], "cpus": 1, "memory_bytes": 1, "deadline": 9}}]}"#;
+        fs::write(dir.path().join("ledger.json"), text).expect("written");
+        let ledger = LedgerFile::new(dir.path())
+            .load()
+            .expect("readable")
+            .expect("a ledger");
+        let holding = &ledger.entries[0].holding;
+        assert_eq!((holding.name.as_str(), holding.places.len()), ("u1", 0));
+    }
+
     #[test]
     fn a_ledger_comes_back_and_a_damaged_one_is_put_aside() {
         let dir = tempfile::tempdir().expect("a directory");

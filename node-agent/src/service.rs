@@ -476,12 +476,7 @@ impl Service {
                     self.jobs.stop(key, grace_ms);
                 }
                 Action::Remove(key) => {
-                    let gpus = self
-                        .agent
-                        .holding(key)
-                        .map(|holding| holding.gpus.clone())
-                        .unwrap_or_default();
-                    self.jobs.remove(key, gpus);
+                    self.jobs.remove(key, self.agent.units_to_verify(key));
                 }
                 Action::RemoveSession(session) => {
                     let runtime = self.runtime.clone();
@@ -580,6 +575,8 @@ fn found(container: Container) -> Found {
             image: record.image,
             binding: record.binding,
             network: record.network,
+            // The ledger has them; where it has not, they are as they are found now.
+            places: BTreeMap::new(),
         },
         state: match state {
             ContainerState::Unstarted => FoundState::Unstarted,

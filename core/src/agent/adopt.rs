@@ -19,6 +19,7 @@ impl Agent {
                 self.changed();
             }
         }
+        self.note_places();
         let keys: Vec<JobKey> = self.entries.keys().copied().collect();
         for key in keys {
             match states.get(&key) {

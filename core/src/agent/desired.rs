@@ -1,5 +1,7 @@
 //! The broker spoke.
 
+use std::collections::BTreeMap;
+
 use super::entry::{Entry, Phase};
 use super::{Action, Agent, Holding, MAX_FENCES, Now, Removal};
 use crate::model::cpus::Binding;
@@ -179,6 +181,7 @@ impl Agent {
             image: job.image.clone(),
             binding: Binding::default(),
             network: job.network(),
+            places: BTreeMap::new(),
         };
         let mut entry = Entry::new(holding, Phase::Waiting);
         entry.job = Some(job.clone());

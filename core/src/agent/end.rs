@@ -148,7 +148,8 @@ impl Agent {
         times.into_iter().flatten().min()
     }
 
-    /// GPUs that somebody does not let go of are not offered, and it is said why.
+    /// GPUs that somebody does not let go of, and those that stand where jobs hold others, are not offered, and it is
+    /// said why.
     pub(super) fn drain(&mut self, now: Now) {
         let mut drained: BTreeMap<GpuUuid, String> = BTreeMap::new();
         for (key, entry) in &self.entries {
@@ -173,6 +174,9 @@ impl Agent {
                         .map(|unit| (unit.gpu.clone(), why.clone())),
                 );
             }
+        }
+        for (gpu, why) in self.in_held_places() {
+            drained.entry(gpu).or_insert(why);
         }
         if self.drained != drained {
             self.drained = drained;

@@ -9,6 +9,7 @@
 //! - Only its own cluster's broker is obeyed, and no start of it older than the newest seen.
 //! - Nothing is started on a GPU, CPU or byte that another job of this node still holds; what a
 //!   process of no job holds, the shell finds at the start ([`ContainerEvent::Blocked`]).
+//! - Nor on a GPU that stands in the place of one that another job holds, whatever its UUID is now.
 //! - A job gets CPUs of its own, near to its GPUs, and keeps them for as long as it lives.
 //! - A job ends by a tombstone, its deadline, its lease, or by itself; never because it is not mentioned.
 //! - What has ended never starts again: ends are remembered as fences. Nor does what was lost after
@@ -23,6 +24,7 @@ mod end;
 mod entry;
 mod ledger;
 mod meter;
+mod places;
 mod report;
 mod start;
 #[cfg(test)]
@@ -49,6 +51,7 @@ use entry::{Entry, Phase};
 
 pub use ledger::{Ledger, LedgerEntry, Stage};
 pub use meter::{GpuReading, Reading};
+pub use places::Place;
 
 /// Between the terminate signal and the kill, where no tombstone says it: well
 /// within the margin by which the broker waits longer than a lease.
@@ -130,6 +133,9 @@ pub struct Holding {
     /// What its container has of the gang's network.
     #[serde(default)]
     pub network: RankNetwork,
+    /// Where its GPUs were when it was given them, as far as that is known.
+    #[serde(default)]
+    pub places: BTreeMap<GpuUuid, Place>,
 }
 
 /// A container that is there.
@@ -298,6 +304,8 @@ pub struct Agent {
     inventory: Inventory,
     /// As discovered.
     cpus: HostCpus,
+    /// GPUs that this agent has seen.
+    seen: BTreeMap<GpuUuid, Place>,
     images: Vec<String>,
     /// Highest incarnation obeyed.
     accepted: Option<Incarnation>,
@@ -341,6 +349,7 @@ impl Agent {
             myself,
             inventory: Inventory::default(),
             cpus: HostCpus::default(),
+            seen: BTreeMap::new(),
             images: Vec::new(),
             accepted: None,
             newest: 0,
@@ -376,6 +385,7 @@ impl Agent {
             Input::Inventory(inventory) => {
                 if self.inventory != *inventory {
                     self.inventory = *inventory;
+                    self.note_places();
                     self.out.report = true;
                 }
             }

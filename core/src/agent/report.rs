@@ -1,12 +1,15 @@
 //! What the broker is told.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use super::entry::{Entry, Phase};
+use super::places::named;
 use super::{Agent, MAX_SENT, Now};
 use crate::model::cpus::Binding;
 use crate::model::gang_network::RankNetwork;
 use crate::model::gpu::{GpuInfo, Inventory, MigInstance};
 use crate::model::gpu_unit::Slice;
-use crate::model::ids::JobKey;
+use crate::model::ids::{JobId, JobKey};
 use crate::model::node::{Observed, ObservedJob, ObservedPhase};
 
 /// GPUs changed under jobs that a note names.
@@ -48,7 +51,7 @@ impl Agent {
                 gpu.drained.get_or_insert_with(|| why.clone());
             }
         }
-        for note in self.changed_under_jobs() {
+        for note in self.gpus_gone().into_iter().chain(self.changed_under_jobs()) {
             if !inventory.gpu_note.is_empty() {
                 inventory.gpu_note += "; ";
             }
@@ -69,15 +72,25 @@ impl Agent {
             | Phase::Released => false,
         });
         let units = running.flat_map(|(key, entry)| entry.holding.gpus.iter().map(|unit| (key.job, unit)));
-        let changed = units.filter_map(|(job, unit)| {
-            let gpu = self.inventory.gpus.iter().find(|gpu| gpu.uuid == unit.gpu)?;
-            let now = other_now(gpu, &unit.slice)?;
-            Some(format!(
-                "GPU {} {now}: job {job} goes on, and until its end nothing else is placed there",
-                gpu.index
-            ))
+        let mut changed: BTreeMap<(u32, String), BTreeSet<JobId>> = BTreeMap::new();
+        for (job, unit) in units {
+            let gpu = self.inventory.gpus.iter().find(|gpu| gpu.uuid == unit.gpu);
+            if let Some((gpu, now)) = gpu.and_then(|gpu| Some((gpu, other_now(gpu, &unit.slice)?))) {
+                changed.entry((gpu.index, now)).or_default().insert(job);
+            }
+        }
+        let told = changed.iter().map(|((index, now), jobs)| {
+            let (go, their) = if jobs.len() == 1 {
+                ("goes", "its")
+            } else {
+                ("go", "their")
+            };
+            format!(
+                "GPU {index} {now}: {} {go} on, and until {their} end nothing else is placed there",
+                named(jobs)
+            )
         });
-        changed.take(MAX_CHANGED).collect()
+        told.take(MAX_CHANGED).collect()
     }
 }
 

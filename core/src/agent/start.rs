@@ -73,14 +73,19 @@ impl Agent {
 
     fn start(&mut self, job: DesiredJob) {
         self.bind(&job);
+        let places = self.places_of(&job.gpus);
         let Some(entry) = self.entries.get_mut(&job.key) else {
             return;
         };
         let held = entry.phase.holds();
         entry.phase = Phase::Starting;
+        let moved = entry.holding.places != places;
+        entry.holding.places = places;
         if !held {
             entry.say("starting");
             self.changed();
+        } else if moved {
+            self.persist(false);
         }
         self.act(Action::Start(Box::new(job)));
     }
@@ -111,6 +116,15 @@ impl Agent {
             held.map(|(key, entry)| (*key, entry))
         };
         for unit in &job.gpus {
+            let gpu = self.inventory.gpus.iter().find(|gpu| gpu.uuid == unit.gpu);
+            if let Some((gpu, (other, former))) =
+                gpu.and_then(|gpu| Some((gpu, self.former_in_place_of(gpu)?)))
+                && other != job.key
+            {
+                let (index, other) = (gpu.index, other.job);
+                let why = format!("waits for job {other} to release GPU {index}, which was {former}");
+                return Err(WhyNot::Wait(why));
+            }
             let held = |entry: &Entry| entry.holding.gpus.iter().any(|held| held.excludes(unit));
             let anothers = |entry: &Entry| {
                 let (user, units) = (entry.holding.user.as_ref(), &entry.holding.gpus);

@@ -5,6 +5,7 @@ mod binding;
 mod ending;
 mod meter;
 mod obeying;
+mod places;
 mod random;
 mod starting;
 
@@ -282,6 +283,7 @@ fn found(job: &DesiredJob, state: FoundState) -> Found {
             image: String::new(),
             binding: Binding::default(),
             network: RankNetwork::Own,
+            places: BTreeMap::new(),
         },
         state,
     }
