@@ -72,30 +72,58 @@ fn gang_network(job: &v1::Job) -> String {
 /// "h100-01 GPUs 0-3, h100-02 GPUs 0-3"; CPUs and memory where there are no GPUs.
 pub fn holdings(job: &v1::Job) -> String {
     let nodes = job.nodes.iter().map(|held| {
-        let indices: Vec<u32> = held.gpus.iter().map(|gpu| gpu.index).collect();
+        let indices: Vec<u32> = indices(&held.gpus);
         let parts = held.gpus.iter().any(|gpu| !gpu.slice.is_empty());
-        let gpus: Vec<String> = each_gpu(&held.gpus)
-            .map(|(index, slices)| format!("GPU {index} ({slices})"))
-            .collect();
-        match indices.len() {
-            _ if parts => format!("{} {}", held.node, gpus.join(", ")),
-            0 => format!(
-                "{} {} CPUs {}",
-                held.node,
-                held.cpus,
-                units::bytes(held.memory_bytes)
-            ),
-            1 => format!("{} GPU {}", held.node, indices[0]),
-            _ => format!("{} GPUs {}", held.node, units::ranges(&indices)),
+        if parts {
+            let gpus = each_gpu(&held.gpus)
+                .map(|(gpu, slices)| format!("{} ({slices})", gpu_name(gpu, "GPU ")))
+                .collect::<Vec<_>>();
+            return format!("{} {}", held.node, gpus.join(", "));
         }
+        let there = match indices.as_slice() {
+            [] if held.gpus.is_empty() => {
+                format!("{} CPUs {}", held.cpus, units::bytes(held.memory_bytes))
+            }
+            [] => String::new(),
+            [one] => format!("GPU {one}"),
+            several => format!("GPUs {}", units::ranges(several)),
+        };
+        let gone = held
+            .gpus
+            .iter()
+            .filter(|gpu| gpu.gone)
+            .map(|gpu| gpu_name(gpu, ""));
+        let all: Vec<String> = std::iter::once(there)
+            .filter(|text| !text.is_empty())
+            .chain(gone)
+            .collect();
+        format!("{} {}", held.node, all.join(", "))
     });
     nodes.collect::<Vec<_>>().join(", ")
 }
 
+/// The indices of those of a job's GPUs that their node has.
+pub fn indices(gpus: &[v1::Gpu]) -> Vec<u32> {
+    let there = gpus.iter().filter(|gpu| !gpu.gone);
+    there.map(|gpu| gpu.index).collect()
+}
+
+/// "GPU 3", with what stands before the index; "GPU-7f3a1b2c… (gone)" where its node does not have it any more.
+pub fn gpu_name(gpu: &v1::Gpu, before: &str) -> String {
+    /// "GPU-", and what tells one GPU of a cluster from another.
+    const SHOWN: usize = 12;
+    if !gpu.gone {
+        return format!("{before}{}", gpu.index);
+    }
+    let short: String = gpu.uuid.chars().take(SHOWN).collect();
+    let more = if short.len() < gpu.uuid.len() { "…" } else { "" };
+    visible(&format!("{short}{more} (gone)"))
+}
+
 /// Each GPU once, and in words what of it; empty: all.
-pub fn each_gpu(gpus: &[v1::Gpu]) -> impl Iterator<Item = (u32, String)> {
-    let same = gpus.chunk_by(|a, b| a.index == b.index);
-    same.map(|gpus| (gpus[0].index, slices(gpus.iter().map(|gpu| gpu.slice.as_str()))))
+pub fn each_gpu(gpus: &[v1::Gpu]) -> impl Iterator<Item = (&v1::Gpu, String)> {
+    let same = gpus.chunk_by(|a, b| (a.gone, a.index) == (b.gone, b.index) && (!a.gone || a.uuid == b.uuid));
+    same.map(|gpus| (&gpus[0], slices(gpus.iter().map(|gpu| gpu.slice.as_str()))))
 }
 
 /// "1g.10gb at 0, 1, 3g.40gb at 4": what follows each other of one profile has its name once.
@@ -160,6 +188,15 @@ mod tests {
             describe(&job, &["NV18".into()]),
             "h100-01 GPUs 0-3 (NV18, exclusive)"
         );
+        let gone = v1::Gpu {
+            uuid: "GPU-7f3a1b2c-0b38-4c55-8f5d-2a7e4b6c8d02".into(),
+            gone: true,
+            ..Default::default()
+        };
+        job.nodes[0].gpus.push(gone.clone());
+        assert_eq!(holdings(&job), "h100-01 GPUs 0-3, GPU-7f3a1b2c… (gone)");
+        job.nodes[0].gpus = vec![gone];
+        assert_eq!(holdings(&job), "h100-01 GPU-7f3a1b2c… (gone)");
         let slice = |index, slice: &str| v1::Gpu {
             index,
             slice: slice.into(),

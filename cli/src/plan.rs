@@ -299,10 +299,12 @@ fn seat(seat: &v1::Seat) -> String {
         facts.push(format!("NICs {}", visible(&seat.nics.join(", "))));
     }
     let gpus: Vec<String> = grant::each_gpu(&seat.gpus)
-        .map(|(index, slices)| match slices.as_str() {
-            "" => format!("GPU{index}"),
-            slices => format!("GPU{index} {slices}"),
-        })
+        .map(
+            |(gpu, slices)| match (grant::gpu_name(gpu, "GPU"), slices.as_str()) {
+                (name, "") => name,
+                (name, slices) => format!("{name} {slices}"),
+            },
+        )
         .collect();
     let mut classes: Vec<&str> = seat.gpus.iter().map(|gpu| gpu.isolation.as_str()).collect();
     classes.sort_unstable();

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use carrel_core::model::gpu::{GpuInfo, Inventory, MigInstance};
+use carrel_core::model::gpu::{GpuInfo, Inventory, Mig, MigInstance, MigProfile};
 use carrel_core::model::topology::{Link, LinkMatrix};
 use carrel_proto::v1;
 
@@ -54,7 +54,8 @@ fn held_by(gpu: &GpuInfo, holders: &[v1::GpuHolder], job: impl Fn(u64) -> String
         return match (parts.is_empty(), &gpu.drained) {
             (true, Some(reason)) => format!("drained: {reason}"),
             (true, None) => "free".to_owned(),
-            (false, _) => parts.join(", "),
+            (false, Some(reason)) => format!("{}, drained: {reason}", parts.join(", ")),
+            (false, None) => parts.join(", "),
         };
     };
     if let Some(reason) = &gpu.drained {
@@ -66,12 +67,40 @@ fn held_by(gpu: &GpuInfo, holders: &[v1::GpuHolder], job: impl Fn(u64) -> String
     idle.retain(|place| holders.iter().all(|holder| holder.slice != *place));
     let idle = grant::slices(idle.iter().map(String::as_str));
     parts.push(match (idle.as_str(), mig.recut) {
-        ("", true) => "the rest may be cut".to_owned(),
+        ("", true) if holders.is_empty() => "free, may be cut".to_owned(),
+        ("", true) if may_be_cut(mig, holders) => "the rest may be cut".to_owned(),
+        ("", true) => "no slice is free".to_owned(),
         ("", false) => "no slice is free".to_owned(),
         (idle, true) => format!("free: {idle}, or cut anew"),
         (idle, false) => format!("free: {idle}"),
     });
     parts.join(", ")
+}
+
+/// Whether there is room for a slice beside those that are held.
+fn may_be_cut(mig: &Mig, holders: &[v1::GpuHolder]) -> bool {
+    let place = |holder: &v1::GpuHolder| {
+        let (name, start) = holder.slice.split_once(" at ")?;
+        let profile = mig.profiles.iter().find(|profile| profile.name == name)?;
+        Some((profile, start.parse::<u8>().ok()?))
+    };
+    // Whatever is no slice of it as it is now holds all of it.
+    let Some(held) = holders.iter().map(place).collect::<Option<Vec<_>>>() else {
+        return false;
+    };
+    let compute = |profile: &MigProfile| u32::from(profile.compute);
+    let used: u32 = held.iter().map(|(profile, _)| compute(profile)).sum();
+    // A GPU's compute slices are those of its largest instance.
+    let all = mig.profiles.iter().map(compute).max().unwrap_or(0);
+    let beside = |start: u8, width: u8| {
+        let end = start.saturating_add(width);
+        held.iter()
+            .all(|(profile, at)| end <= *at || at.saturating_add(profile.width) <= start)
+    };
+    mig.profiles.iter().any(|profile| {
+        let mut starts = profile.starts.iter();
+        used + compute(profile) <= all && starts.any(|start| beside(*start, profile.width))
+    })
 }
 
 /// Who has CPUs of its own, a job a line.
@@ -184,8 +213,6 @@ fn islands(inventory: &Inventory) -> String {
 
 #[cfg(test)]
 mod tests {
-    use carrel_core::model::gpu::Mig;
-
     use super::*;
 
     /// All of a GPU, by a job; 0: it is free.
@@ -305,6 +332,79 @@ mod tests {
             ]
         );
         assert_eq!(shown(Vec::new())[0], "free: 1g.5gb at 0, 1, 2, or cut anew");
+    }
+
+    #[test]
+    fn what_may_still_be_cut_is_said() {
+        let profile = |name: &str, compute, width, starts: &[u8]| MigProfile {
+            name: name.into(),
+            id: 0,
+            compute,
+            memory_bytes: 0,
+            width,
+            starts: starts.to_vec(),
+            most: 7,
+        };
+        let mig = Mig {
+            profiles: vec![
+                profile("1g.5gb", 1, 1, &[0, 1, 2, 3, 4, 5, 6]),
+                profile("3g.20gb", 3, 4, &[0, 4]),
+                profile("7g.40gb", 7, 8, &[0]),
+            ],
+            instances: Vec::new(),
+            recut: true,
+        };
+        let said = |held: &[&str]| {
+            let mut host = node("SYS", 2, &[0, 0]);
+            let mut inventory = Inventory::try_from(host.inventory.take().unwrap()).unwrap();
+            inventory.gpus[0].mig = Some(mig.clone());
+            host.inventory = Some((&inventory).into());
+            let holder = |slice: &&str| v1::GpuHolder {
+                job: 7,
+                slice: (*slice).to_owned(),
+                isolation: "mig".into(),
+            };
+            host.gpu_holders[0].holders = held.iter().map(holder).collect();
+            let drawn = draw(&host, |job| format!("job {job}"));
+            drawn
+                .lines()
+                .nth(2)
+                .unwrap()
+                .rsplit_once("  ")
+                .unwrap()
+                .1
+                .to_owned()
+        };
+        assert_eq!(said(&[]), "free, may be cut");
+        assert_eq!(
+            said(&["3g.20gb at 0"]),
+            "job 7 (3g.20gb at 0; mig), the rest may be cut"
+        );
+        let full = [
+            &["7g.40gb at 0"][..],
+            &["3g.20gb at 0", "3g.20gb at 4"],
+            &[
+                "1g.5gb at 0",
+                "1g.5gb at 1",
+                "1g.5gb at 2",
+                "1g.5gb at 3",
+                "1g.5gb at 4",
+                "1g.5gb at 5",
+                "1g.5gb at 6",
+            ],
+        ];
+        // Of the second compute slices are left, and no memory; of the third it is the other way round.
+        for held in full {
+            assert!(said(held).ends_with("; mig), no slice is free"), "{}", said(held));
+        }
+    }
+
+    #[test]
+    fn a_held_gpu_that_is_broken_is_shown_as_both() {
+        let drawn = draw(&node("NV4 SYS SYS SYS SYS NV4", 4, &[0, 0, 0, 9]), |job| {
+            format!("job {job}")
+        });
+        assert!(drawn.contains("job 9, drained: fell off\n"), "{drawn}");
     }
 
     #[test]

@@ -1,4 +1,6 @@
-//! GPUs are handed out once, whatever the hurry.
+//! GPUs are handed out once, whatever the hurry, and whatever becomes of them.
+
+use std::fs;
 
 use carrel_tests::cluster::{Cluster, Options};
 use carrel_tests::user::{ALICE, ROOT};
@@ -86,6 +88,116 @@ fn waiting_and_cancelling() {
     terminal.ask("echo $((40 + 2))", "42");
     terminal.line("exit");
     assert_eq!(terminal.wait(), 0, "{terminal}");
+}
+
+/// Has the first node's host be another, and its agent find out: a new one, which knows of its jobs what the one before
+/// it has written down.
+fn becomes(cluster: &mut Cluster, change: impl FnOnce(&str) -> String) {
+    let file = cluster.host(0).join("host.toml");
+    let text = fs::read_to_string(&file).expect("own file");
+    fs::write(&file, change(&text)).expect("own file");
+    let specification = cluster.nvidia_smi(0).args(["cdi-spec"]).ok();
+    fs::write(cluster.host(0).join("cdi/described.json"), specification).expect("own file");
+    cluster.agents[0].kill9();
+    cluster.agents[0].restart();
+}
+
+/// A host without its last GPU, the fourth.
+fn without_last(text: &str) -> String {
+    const FOURTH: usize = 4;
+    let (head, _) = text.rsplit_once("[[gpus]]").expect("a GPU");
+    let lines = head.lines().filter(|line| !line.starts_with("GPU3"));
+    let lines = lines.map(|line| {
+        if !line.starts_with("GPU") && !line.starts_with('\t') {
+            return line.to_owned();
+        }
+        let cells = line.split('\t').enumerate();
+        let cells: Vec<&str> = cells
+            .filter(|(at, _)| *at != FOURTH)
+            .map(|(_, cell)| cell)
+            .collect();
+        cells.join("\t")
+    });
+    lines.map(|line| line + "\n").collect()
+}
+
+/// A GPU is replaced under a session, and has another UUID: its place is the session's until that ends, and everybody
+/// is told why.
+#[test]
+fn a_gpu_that_is_another_one_now_is_given_to_nobody_while_its_job_runs() {
+    const OTHER: &str = "GPU-deadbeef-15d1-4217-a31b-8b9417b14a50";
+    let mut cluster = Cluster::start(&Options {
+        hosts: vec![Some("2gpu-phb")],
+        ..Options::default()
+    });
+    let one = ["--gpus", "1", "-c", "1", "--mem", "64M"];
+    std::mem::forget(cluster.open(ALICE, "mine", &one));
+    let job = cluster.json(ALICE, ["show", "mine"])["job"].clone();
+    let gpu = &job["nodes"][0]["gpus"][0];
+    let uuid = gpu["uuid"].as_str().expect("a UUID").to_owned();
+    let index = gpu["index"].as_u64().expect("an index");
+    becomes(&mut cluster, |text| text.replace(&uuid, OTHER));
+    let why = format!("it was {uuid} and is {OTHER}: job {} goes on", job["id"]);
+    cluster.ready("the operator is told", |this| {
+        let node = &this.json(ROOT, ["nodes"])[0];
+        node["gpus"].to_string().contains(&why)
+    });
+    let shown = cluster.carrel(ROOT, ["nodes", "--topology"]).ok();
+    assert!(shown.contains(&why), "{shown}");
+    let listed = cluster.carrel(ALICE, ["ps"]).ok();
+    assert!(listed.contains(&format!("{}… (gone)", &uuid[..12])), "{listed}");
+
+    // Nobody else gets it: there is one GPU to be had, and it is the other one.
+    let request = [&["alloc"], &one[..], &["--", "sh", "-c", "echo $SLURM_JOB_GPUS"]].concat();
+    cluster.ready("its session is entered again", |this| {
+        this.ssh(ALICE, ["carrel-mine", "true"]).run().code == 0
+    });
+    assert_eq!(cluster.carrel(ALICE, request).ok(), (1 - index).to_string());
+    let both = |this: &Cluster| {
+        let plan = this.json(
+            ALICE,
+            ["alloc", "--test-only", "--gpus", "2", "-c", "1", "--mem", "64M"],
+        );
+        plan["choices"][0]["now"].clone()
+    };
+    assert_eq!(both(&cluster), false);
+    cluster.carrel(ALICE, ["rm", "-f", "mine"]).ok();
+    cluster.ready("it is a GPU like others", |this| both(this) == true);
+}
+
+/// A GPU falls off its bus under a session, and then is not there at all: who has it, and who looks after the node, is
+/// told, and no other GPU is named in its place.
+#[test]
+fn a_gpu_that_is_gone_is_missed() {
+    let mut cluster = Cluster::start(&Options {
+        hosts: vec![Some("a100pcie-bridge-pairs")],
+        ..Options::default()
+    });
+    std::mem::forget(cluster.open(ALICE, "mine", &["--gpus", "4", "-c", "1", "--mem", "64M"]));
+    let id = cluster.json(ALICE, ["show", "mine"])["job"]["id"].to_string();
+    becomes(&mut cluster, |text| text.to_owned() + "lost = true\n");
+    cluster.ready("its fault is shown beside its holder", |this| {
+        let shown = this.carrel(ROOT, ["nodes", "--topology"]).ok();
+        shown.contains(&format!("job {id}, drained: NVML"))
+    });
+    becomes(&mut cluster, without_last);
+    let gone = "GPU-a219cf13-dd83-4841-a3c0-3b66451fc35a";
+    cluster.ready("it is missed, with who holds it", |this| {
+        let shown = this.carrel(ROOT, ["nodes"]).ok();
+        shown.contains(&format!(
+            "3 of 4 GPUs are left: NVML does not list GPU 3 ({gone}, held by job {id}) any more"
+        ))
+    });
+    cluster.ready("its user is told", |this| {
+        let shown = this.carrel(ALICE, ["explain", "mine"]).ok();
+        shown.contains(&format!("node n0 does not list its {gone} any more"))
+            && shown.contains("GPU0, GPU1, GPU2, GPU-a219cf13… (gone)")
+    });
+    let listed = cluster.carrel(ALICE, ["ps"]).ok();
+    assert!(listed.contains("n0 GPUs 0-2, GPU-a219cf13… (gone)"), "{listed}");
+    let gpus = cluster.json(ALICE, ["show", "mine"])["job"]["nodes"][0]["gpus"].clone();
+    assert_eq!(gpus[3]["index"], serde_json::Value::Null, "{gpus}");
+    cluster.carrel(ALICE, ["rm", "-f", "mine"]).ok();
 }
 
 /// `--nvlink` on a host where only pairs are joined: a pair, and never more than a pair.

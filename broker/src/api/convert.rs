@@ -371,6 +371,8 @@ fn gpus(state: &State, part: &NodeAllocation) -> Vec<v1::Gpu> {
             model: info.map(|info| info.model.clone()).unwrap_or_default(),
             slice: unit.slice.to_string(),
             isolation: unit.slice.isolation().name().to_owned(),
+            // Of a job that is over nobody looks for its GPUs any more.
+            gone: info.is_none(),
         }
     };
     part.gpus.iter().map(gpu).collect()

@@ -152,7 +152,8 @@ pub struct Fence {
 #[derive(Debug, Serialize)]
 pub struct Gpu {
     uuid: String,
-    index: u32,
+    /// Null: its node does not list it any more.
+    index: Option<u32>,
     model: String,
     /// What of it; null: all of it.
     slice: Option<String>,
@@ -254,13 +255,7 @@ impl From<v1::NodeAllocation> for NodeAllocation {
             Some(v1::rank_network::Kind::Address(address)) => Some(address),
             Some(v1::rank_network::Kind::Host(_)) | None => None,
         };
-        let gpus = held.gpus.into_iter().map(|g| Gpu {
-            uuid: g.uuid,
-            index: g.index,
-            model: g.model,
-            slice: some(g.slice),
-            isolation: g.isolation,
-        });
+        let gpus = held.gpus.into_iter().map(Gpu::from);
         let host_use = held.host_use;
         let seconds = |micros: u64| Duration::from_micros(micros).as_secs_f64();
         let timed = host_use.filter(|used| used.cpu_user_us > 0 || used.cpu_system_us > 0);
@@ -342,7 +337,7 @@ impl From<v1::Gpu> for Gpu {
     fn from(gpu: v1::Gpu) -> Self {
         Self {
             uuid: gpu.uuid,
-            index: gpu.index,
+            index: (!gpu.gone).then_some(gpu.index),
             model: gpu.model,
             slice: some(gpu.slice),
             isolation: gpu.isolation,

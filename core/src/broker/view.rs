@@ -1,6 +1,7 @@
 //! What readers want to know of a state.
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 
 use super::avoid;
 use super::forecast::start_of;
@@ -13,7 +14,7 @@ use crate::model::cpus::Binding;
 use crate::model::gpu::Inventory;
 use crate::model::gpu_unit::Slice;
 use crate::model::ids::{GpuUuid, JobId, NodeName};
-use crate::model::job::{Hold, Job, JobState, Phase, RankStatus};
+use crate::model::job::{Hold, Job, JobState, Phase, Placed, RankStatus};
 use crate::model::node::ObservedJob;
 use crate::model::resources::{Allocation, NodeAllocation};
 use crate::model::session::{Session, SessionState};
@@ -56,7 +57,9 @@ pub fn state_reason(state: &State, job: &Job) -> String {
                 None => {
                     // What a node says of a job that runs is something that its user should know.
                     let told = || (0..placed.ranks.len()).find_map(|rank| told(state, job, rank));
-                    detail(|rank| !rank.ready).or_else(told).unwrap_or_default()
+                    let said = detail(|rank| !rank.ready).or_else(told);
+                    let all: Vec<String> = said.into_iter().chain(gpus_gone(state, placed)).collect();
+                    all.join("; ")
                 }
                 Some(ending) => match detail(|rank| !rank.released) {
                     Some(why) if !repeats(&ending.reason, &why) => {
@@ -67,6 +70,28 @@ pub fn state_reason(state: &State, job: &Job) -> String {
             }
         }
     }
+}
+
+/// GPUs of a job that their nodes do not list any more, in words; none: all are there.
+fn gpus_gone(state: &State, placed: &Placed) -> Option<String> {
+    let gone = placed.unreleased().flat_map(|part| {
+        let node = state.nodes.get(&part.node);
+        let gone = part.gpus.iter().filter(move |unit| {
+            node.is_some_and(|node| node.inventory.gpus.iter().all(|gpu| gpu.uuid != unit.gpu))
+        });
+        gone.map(move |unit| (&part.node, &unit.gpu))
+    });
+    let gone: BTreeSet<_> = gone.collect();
+    let (first, more) = (gone.first()?, gone.len() - 1);
+    let more = if more == 0 {
+        String::new()
+    } else {
+        format!(" and {more} more")
+    };
+    Some(format!(
+        "node {} does not list its {}{more} any more",
+        first.0, first.1
+    ))
 }
 
 impl State {

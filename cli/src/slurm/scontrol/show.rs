@@ -9,7 +9,7 @@ use super::{USAGE, hosts};
 use crate::context::request;
 use crate::error::{CliError, Result};
 use crate::units::ranges;
-use crate::{output, view};
+use crate::{grant, output, view};
 
 /// Lines of pairs; a record on one line where wanted.
 struct Record(Vec<Vec<(&'static str, String)>>);
@@ -208,14 +208,14 @@ fn record_of(job: &Row, details: &[v1::NodeAllocation]) -> Record {
         ],
     ]);
     for held in details {
-        let gpus: Vec<u32> = held.gpus.iter().map(|gpu| gpu.index).collect();
+        let gpus = grant::indices(&held.gpus);
         let mut pairs = vec![
             ("Nodes", held.node.clone()),
             ("CPU_IDs", or_null(&held.cpuset)),
             ("Mem", (held.memory_bytes >> 20).to_string()),
         ];
-        if !gpus.is_empty() {
-            pairs.push(("GRES", format!("gpu:{}(IDX:{})", gpus.len(), ranges(&gpus))));
+        if !held.gpus.is_empty() {
+            pairs.push(("GRES", format!("gpu:{}(IDX:{})", held.gpus.len(), ranges(&gpus))));
         }
         lines.push(pairs);
     }

@@ -50,6 +50,8 @@ fn a_job_keeps_a_gpu_that_has_fallen_away_and_nobody_else_gets_another_for_it() 
         fall_away(inventory, at.expect("it was there"));
     });
     assert_eq!((world.state(id), held(&world, id)), (JobState::Running, before));
+    let why = state_reason(world.broker.state(), world.job(id));
+    assert_eq!(why, format!("node n1 does not list its {gone} any more"));
     // Four of the seven are free, and no eight ever.
     let (_, other) = world.open("bob", open("b", gpus(4)));
     assert!(
