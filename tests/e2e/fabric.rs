@@ -162,7 +162,7 @@ fn a_gang_lands_in_one_block_and_constraints_are_kept() {
         ),
         (
             &["-N", "3", "--gpus-per-node", "1", "--segment", "3"],
-            "blocks have no 1 times 3 such nodes",
+            "no block has 3 such nodes",
         ),
         (&["-N", "3", "--segment", "2"], "no multiple of --segment=2"),
         (&["-C", "gold"], "no feature gold on 4 nodes"),

@@ -386,19 +386,41 @@ impl<'a> Loss<'a> {
     }
 }
 
-/// GPUs of a kind of host that a request may get; or what all such hosts lack for good.
+/// GPUs of a kind of host that a request may get; or what all such hosts lack for good. The GPUs come first: who asks
+/// for them alone is not told of the CPUs that would go with them.
 fn right_gpus(kind: &Kind, needs: Needs<'_>) -> Result<u64, Lack> {
     let (host, request) = (&kind.host, needs.request);
-    let wanted = request.gpus_per_node;
     if needs.root && !host.no_root.is_empty() {
         return Err(Lack::Root(kind.number));
     }
-    if host.cpus < request.cpus_per_node {
-        return Err(Lack::Cpus);
+    let right = gpus_asked_for(kind, needs)?;
+    let short = if host.cpus < request.cpus_per_node {
+        Lack::Cpus
+    } else if host.memory_bytes < request.memory_bytes_per_node {
+        Lack::Memory
+    } else {
+        return Ok(right);
+    };
+    Err(if request.nvlink && emptied(kind).best(right, needs).is_none() {
+        Lack::NvlinkSet
+    } else {
+        short
+    })
+}
+
+/// All that an empty host of a kind has.
+fn emptied(kind: &Kind) -> Free<'_> {
+    Free {
+        kind,
+        gpus: kind.host.placeable,
+        parts: &kind.parts,
     }
-    if host.memory_bytes < request.memory_bytes_per_node {
-        return Err(Lack::Memory);
-    }
+}
+
+/// GPUs of a kind of host that are as a request wants them, if there are enough.
+fn gpus_asked_for(kind: &Kind, needs: Needs<'_>) -> Result<u64, Lack> {
+    let (host, request) = (&kind.host, needs.request);
+    let wanted = request.gpus_per_node;
     if wanted == 0 {
         return Ok(0);
     }
@@ -427,12 +449,7 @@ fn right_gpus(kind: &Kind, needs: Needs<'_>) -> Result<u64, Lack> {
         UnitRequest::Least => Lack::Least,
     };
     // Slices and shares: what an empty host would give.
-    let empty = Free {
-        kind,
-        gpus: host.placeable,
-        parts: &kind.parts,
-    };
-    empty.best(right, needs).map(|_| right).ok_or(lack)
+    emptied(kind).best(right, needs).map(|_| right).ok_or(lack)
 }
 
 /// The best of what is free, or what it lacks.

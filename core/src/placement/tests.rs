@@ -4,6 +4,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::model::constraints::Constraints;
 use crate::model::gpu::GpuInfo;
 use crate::model::gpu_unit::{GpuUnit, Sharing, WHOLE_MILLI};
 use crate::model::ids::GpuUuid;
@@ -352,6 +353,48 @@ fn refusals_name_what_is_missing() {
         Some("3 CPUs instead of 4 on n0")
     );
     assert_eq!(of(&[], &request(1)), ("there are no nodes".into(), false));
+}
+
+/// Nobody is told of CPUs on a host whose GPUs would not do; what may change comes first, and last what the request
+/// itself rules out, on however many hosts.
+#[test]
+fn refusals_begin_with_what_matters() {
+    let names = names(5);
+    let (h100, dgx1, none) = (h100(), dgx1(), cpu_node());
+    let hosts = [
+        view(&names[0], &h100, 0b11),
+        view(&names[1], &dgx1, 0xff),
+        view(&names[2], &none, 0),
+        view(&names[3], &h100, 0xff),
+        view(&names[4], &h100, 0xff),
+    ];
+    let asked = |gpus, cpus, model: &str| ResourceRequest {
+        cpus_per_node: cpus,
+        gpu_model: model.into(),
+        ..nvlink(gpus)
+    };
+    for (request, refused) in [
+        (
+            asked(1, 65, "V100"),
+            "no GPUs (1 node), fewer than 65 CPUs (1 node), no V100 (3 nodes)",
+        ),
+        (
+            asked(5, 65, ""),
+            "fewer than 65 CPUs (3 nodes), no GPUs (1 node), no 5 GPUs joined by NVLink (1 node)",
+        ),
+        (
+            ResourceRequest {
+                constraints: Constraints {
+                    exclude: names[3..].iter().cloned().collect(),
+                    ..Constraints::default()
+                },
+                ..asked(6, 4, "")
+            },
+            "fewer than 6 free GPUs (1 node), no GPUs (1 node), no 6 GPUs joined by NVLink (1 node), in --exclude (2 nodes)",
+        ),
+    ] {
+        assert_eq!(why(&hosts, &request).to_string(), refused);
+    }
 }
 
 /// Each of eight GPUs keeps 6 of 64 CPUs and 32 of 512 GiB for whoever will hold it.

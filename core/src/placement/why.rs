@@ -22,7 +22,8 @@ use crate::model::resources::{ResourceRequest, UnitRequest};
 /// Why a request cannot be placed now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WhyNot {
-    /// What was missing, and on how many hosts: one refusal a host, the most frequent first.
+    /// What was missing, and on how many hosts: one refusal a host. What may change comes first, and what the request
+    /// itself rules out last; of equals the most frequent.
     pub refusals: Vec<(Refusal, u32)>,
     /// The nearest thing that would fit now, for people; none: nothing near.
     pub nearest: Option<String>,
@@ -74,7 +75,7 @@ pub(super) fn not(hosts: &Hosts, needs: Needs<'_>, assume: Assume) -> WhyNot {
         }
     }
     let mut refusals: Vec<(Refusal, u32)> = counts.into_iter().collect();
-    refusals.sort_by_key(|(_, count)| Reverse(*count));
+    refusals.sort_by_key(|(refusal, count)| (refusal.lasts(), Reverse(*count)));
     WhyNot {
         refusals,
         nearest: Near {

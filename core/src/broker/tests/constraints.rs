@@ -190,7 +190,7 @@ fn what_contradicts_itself_or_can_never_be_is_refused_at_once() {
                 segment: 2,
                 ..default()
             },
-            "fits, but blocks have no 1 times 2 such nodes (--segment=2) on 3 nodes",
+            "fits, but no block has 2 such nodes (--segment=2) on 3 nodes",
         ),
     ] {
         let reject = world.refused(whole(nodes, constraints));

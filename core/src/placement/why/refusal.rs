@@ -169,6 +169,57 @@ pub enum Refusal {
     },
 }
 
+/// How long something stands in the way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Lasts {
+    /// Until others end, or a node comes back.
+    ForNow,
+    /// As long as the host is what it is.
+    AsTheHostIs,
+    /// As long as the request says so, of which its user knows.
+    AsAskedFor,
+}
+
+impl Refusal {
+    /// How long it stands in the way.
+    pub(super) fn lasts(&self) -> Lasts {
+        match self {
+            Self::FewerNodes { .. }
+            | Self::FewerFreeGpus { .. }
+            | Self::NoFreeNvlinkSet { .. }
+            | Self::FewerFreeSlices { .. }
+            | Self::FewerFreeShares { .. }
+            | Self::FewerFreeWithMemory { .. }
+            | Self::FewerFreeCpus { .. }
+            | Self::LessFreeMemory { .. }
+            | Self::NotIdle
+            | Self::NotAllMemory
+            | Self::CpusKept { .. }
+            | Self::MemoryKept { .. }
+            | Self::Unavailable { .. }
+            | Self::ListedUnfit
+            | Self::FewerForAll { .. }
+            | Self::FewerOnSwitches { .. }
+            | Self::FewerSegments { .. }
+            | Self::FewerAdjacent { .. } => Lasts::ForNow,
+            Self::NoGpus
+            | Self::FewerGpus { .. }
+            | Self::FewerSlices { .. }
+            | Self::NotCut { .. }
+            | Self::NotShared { .. }
+            | Self::FewerWithMemory { .. }
+            | Self::NoNvlinkSet { .. }
+            | Self::FewerCpus { .. }
+            | Self::LessMemory { .. } => Lasts::AsTheHostIs,
+            Self::NoSuchModel { .. }
+            | Self::NotInPartition
+            | Self::NotListed
+            | Self::Excluded
+            | Self::Features { .. } => Lasts::AsAskedFor,
+        }
+    }
+}
+
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let gpus = |wanted: u32, model: &str| {
@@ -226,10 +277,12 @@ impl fmt::Display for Refusal {
                 let memory = GpuMemory(*bytes);
                 write!(f, "fewer than {wanted} GPUs or slices with {memory} of memory")
             }
+            Self::FewerFreeCpus { wanted: 1 } => f.write_str("no free CPU"),
             Self::FewerFreeCpus { wanted } => write!(f, "fewer than {wanted} free CPUs"),
             Self::LessFreeMemory { wanted } => write!(f, "less than {} of free memory", Bytes(*wanted)),
             Self::NotIdle => f.write_str("not idle"),
             Self::NotAllMemory => f.write_str("not all of the memory free"),
+            Self::CpusKept { kept: 1 } => f.write_str("1 CPU is kept for its free GPUs"),
             Self::CpusKept { kept } => write!(f, "{kept} CPUs are kept for its free GPUs"),
             Self::MemoryKept { kept } => write!(f, "{} of memory is kept for its free GPUs", Bytes(*kept)),
             Self::Unavailable { state } => write!(f, "node is {state}"),
@@ -264,9 +317,13 @@ impl fmt::Display for Refusal {
                     "fits, but no {wanted} such nodes are on {on} (--switches={switches})"
                 )
             }
+            Self::FewerSegments { wanted: 1, segment } => write!(
+                f,
+                "fits, but no block has {segment} such nodes (--segment={segment})"
+            ),
             Self::FewerSegments { wanted, segment } => write!(
                 f,
-                "fits, but blocks have no {wanted} times {segment} such nodes (--segment={segment})"
+                "fits, but blocks have no {wanted} groups of {segment} such nodes (--segment={segment})"
             ),
             Self::FewerAdjacent { wanted } => {
                 write!(
