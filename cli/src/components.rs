@@ -3,7 +3,7 @@
 
 use std::ffi::OsString;
 
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory as _, FromArgMatches as _, Parser as _};
 
 use crate::batch::SubmitOptions;
@@ -41,37 +41,78 @@ pub fn parse(args: Vec<OsString>) -> Result<Cli, clap::Error> {
     if rest.is_empty() {
         return parse_plain(args);
     }
+    let first_words = first.clone();
     first.extend_from_slice(&args[end..]);
     let mut cli = match Cli::try_parse_from(first) {
         Ok(cli) => cli,
         Err(error) if args.iter().any(|arg| arg == "alloc" || arg == "open") => return Err(error),
         Err(_) => return parse_plain(args),
     };
-    let request = match &mut cli.command {
-        Command::Alloc(alloc) => &mut alloc.request,
-        Command::Open(open) => &mut open.request,
+    let (verb, request) = match &mut cli.command {
+        Command::Alloc(alloc) => ("alloc", &mut alloc.request),
+        Command::Open(open) => ("open", &mut open.request),
         // A colon is what it is.
         _ => return parse_plain(args),
     };
+    // Before the first one stands the verb, and what is said of the whole.
+    let bare = first_words.iter().position(|arg| arg == verb) == Some(first_words.len() - 1);
+    if bare || rest.iter().any(|group| group.is_empty()) {
+        return Err(empty_component());
+    }
     for group in rest {
-        let component = Component::try_parse_from(group)?.request;
+        let component = Component::try_parse_from(group)
+            .map_err(|error| of_the_whole(verb, error))?
+            .request;
         if let Some(flag) = component.of_the_whole() {
-            let text = format!("{flag} is said of the whole allocation: write it before the first ':'\n");
-            return Err(Cli::command().error(ErrorKind::ArgumentConflict, text));
+            return Err(said_too_late(flag));
         }
         request.more.push(component);
     }
     Ok(cli)
 }
 
+fn said_too_late(flag: &str) -> clap::Error {
+    let text = format!("{flag} is said of the whole allocation: write it before the first ':'\n");
+    Cli::command().error(ErrorKind::ArgumentConflict, text)
+}
+
+fn empty_component() -> clap::Error {
+    let text = "a component is empty: write what it asks for on both sides of each ':'\n";
+    Cli::command().error(ErrorKind::MissingRequiredArgument, text)
+}
+
+/// What a component does not know may be an option of its verb.
+fn of_the_whole(verb: &str, error: clap::Error) -> clap::Error {
+    let named = match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(named)) if error.kind() == ErrorKind::UnknownArgument => named.clone(),
+        _ => return error,
+    };
+    let cli = Cli::command();
+    let knows = |command: &clap::Command| {
+        command.get_arguments().any(|arg| {
+            let long = arg.get_long().is_some_and(|long| named == format!("--{long}"));
+            long || arg.get_short().is_some_and(|short| named == format!("-{short}"))
+        })
+    };
+    if knows(&cli) || cli.find_subcommand(verb).is_some_and(knows) {
+        said_too_late(&named)
+    } else {
+        error
+    }
+}
+
 /// A batch job: what each component's options say; the script, or the command, stands behind the last.
 fn batch(words: &[String], verb: usize) -> Result<Cli, clap::Error> {
     let cli = Cli::command();
     let command = cli.find_subcommand("submit").unwrap_or(&cli);
-    let (first, others) = split(&[command, &cli], &words[verb + 1..]);
-    let words: Vec<String> = words[..=verb].iter().cloned().chain(first).collect();
+    let (verb, own) = words.split_at(verb + 1);
+    let (first, others) = split(&[command, &cli], own);
+    let words: Vec<String> = verb.iter().cloned().chain(first).collect();
     let words = submit::prepare(words).into_iter().map(Into::into);
     let mut cli = parse_plain(words.collect())?;
+    if others.iter().any(Vec::is_empty) || own.first().is_some_and(|word| word == COLON) {
+        return Err(empty_component());
+    }
     if let Command::Submit(submit) = &mut cli.command {
         submit.more_given = others
             .iter()
@@ -245,6 +286,18 @@ mod tests {
             ("carrel alloc -N1 : --image x", "--image"),
             ("carrel alloc -N1 : --gpus nonsense", "nonsense"),
             ("carrel alloc --nonsense : -N1", "nonsense"),
+            ("carrel alloc -c 1 : -N2 --nonsense", "nonsense"),
+            (
+                "carrel alloc -c 1 : -N2 --test-only",
+                "--test-only is said of the whole",
+            ),
+            (
+                "carrel alloc -c 1 : -N2 --output json",
+                "--output is said of the whole",
+            ),
+            ("carrel alloc : -N2", "is empty"),
+            ("carrel alloc -c 1 :", "is empty"),
+            ("carrel alloc -c 1 : : -N2", "is empty"),
         ] {
             let error = resources(line).expect_err(line);
             assert!(error.contains(why), "{line}: {error}");

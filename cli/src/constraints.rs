@@ -62,19 +62,25 @@ fn parse_switches(text: &str) -> Result<Switches, String> {
     let (count, time) = text
         .split_once('@')
         .map_or((text, None), |(count, time)| (count, Some(time)));
+    if time == Some("") {
+        return Err(format!(
+            "say for how long, as in {count}@10m; without the '@' it is for ever"
+        ));
+    }
     Ok(Switches {
         count: units::parse_count(count)?,
         patience: time.map(units::parse_time).transpose()?,
     })
 }
 
+const WITHOUT_TIME: &str = "say for how long, as in nvlink@10m; --nvlink insists for ever";
+
 fn parse_wish(text: &str) -> Result<Duration, String> {
     match text.split_once('@') {
+        Some(("nvlink", "")) => Err(WITHOUT_TIME.to_owned()),
         Some(("nvlink", time)) => units::parse_time(time),
         Some((wish, _)) => Err(format!("{wish:?} cannot be held out for; nvlink can: nvlink@10m")),
-        None if text == "nvlink" => {
-            Err("say for how long, as in nvlink@10m; --nvlink insists for ever".to_owned())
-        }
+        None if text == "nvlink" => Err(WITHOUT_TIME.to_owned()),
         None => Err("write nvlink@10m".to_owned()),
     }
 }
@@ -221,6 +227,8 @@ mod tests {
             ("-C [rack1*2&rack2]", "its count"),
             ("--switches 0", "at least 1"),
             ("--switches 1@soon", "a time"),
+            ("--switches 1@", "for how long"),
+            ("--gpus 2 --prefer nvlink@", "for how long"),
             ("--segment 0", "at least 1"),
             ("--gpus 2 --prefer nvlink", "for how long"),
             ("--gpus 2 --prefer gold@10m", "nvlink can"),

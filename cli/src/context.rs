@@ -238,11 +238,41 @@ impl JobOrSession {
                     format!("there is no job or session {name}"),
                 )
                 .hint("`carrel ps` lists yours")),
-                Self::Session(_) => Err(no_session(&name, status)),
+                Self::Session(_) => match batch_job(client, &name).await? {
+                    Some(job) => Ok(Found::Job(Box::new(job))),
+                    None => Err(no_session(&name, status)),
+                },
             },
             Err(status) => Err(status.into()),
         }
     }
+}
+
+/// The caller's batch job of a name: of those that are not over, or else of those that have ended lately, the only one.
+///
+/// # Errors
+/// There are several.
+async fn batch_job(client: &mut Client, name: &str) -> Result<Option<v1::Job>> {
+    let request = v1::ListJobsRequest {
+        all_users: false,
+        ended: true,
+    };
+    let jobs = client.list_jobs(request).await?.into_inner().jobs;
+    only_of(jobs, name)
+}
+
+fn only_of(mut jobs: Vec<v1::Job>, name: &str) -> Result<Option<v1::Job>> {
+    jobs.retain(|job| job.session == 0 && job.name == name);
+    if jobs.iter().any(|job| job.ended_ms.is_none()) {
+        jobs.retain(|job| job.ended_ms.is_none());
+    }
+    if jobs.len() > 1 {
+        const SHOWN: usize = 10;
+        let ids: Vec<String> = jobs.iter().take(SHOWN).map(|job| job.id.to_string()).collect();
+        let message = format!("{} batch jobs are called {name}: {}", jobs.len(), ids.join(", "));
+        return Err(CliError::failed(message).hint("say which, by its id"));
+    }
+    Ok(jobs.pop())
 }
 
 impl Found {
@@ -284,6 +314,30 @@ mod tests {
         assert_eq!("dev".parse(), Ok(JobOrSession::Session("dev".into())));
         let said = "12_[9-3]".parse::<JobOrSession>().expect_err("backwards");
         assert!(said.contains("runs backwards"), "{said}");
+    }
+
+    /// A name that several have is no guess.
+    #[test]
+    fn batch_jobs_are_found_by_a_name_that_is_theirs_alone() {
+        let job = |id, name: &str, ended: bool, session| v1::Job {
+            id,
+            name: name.into(),
+            ended_ms: ended.then_some(1),
+            session,
+            ..v1::Job::default()
+        };
+        let jobs = vec![
+            job(1, "train", true, 0),
+            job(2, "train", false, 0),
+            job(3, "eval", true, 0),
+            job(4, "eval", true, 0),
+            job(5, "dev", false, 9),
+        ];
+        let found = |name| only_of(jobs.clone(), name).map(|job| job.map(|job| job.id));
+        assert_eq!(found("train").expect("the live one"), Some(2));
+        assert_eq!(found("dev").expect("a session's is found otherwise"), None);
+        let several = found("eval").expect_err("two");
+        assert!(several.message.contains("3, 4"), "{several:?}");
     }
 
     #[test]

@@ -35,9 +35,12 @@ pub async fn announce(client: &mut Client, session: &v1::Session, progress: &mut
     ));
 }
 
-/// "h100-01 GPUs 0-3 (NV18, exclusive)".
+/// "h100-01 GPUs 0-3 (NV18, exclusive)"; empty: it holds nothing.
 pub fn describe(job: &v1::Job, worst_links: &[String]) -> String {
     let mut text = holdings(job);
+    if text.is_empty() {
+        return text;
+    }
     let mut classes: Vec<&str> = Vec::new();
     for link in worst_links
         .iter()
@@ -82,7 +85,8 @@ pub fn holdings(job: &v1::Job) -> String {
         }
         let there = match indices.as_slice() {
             [] if held.gpus.is_empty() => {
-                format!("{} CPUs {}", held.cpus, units::bytes(held.memory_bytes))
+                let cpus = units::counted(held.cpus, "CPU");
+                format!("{cpus} {}", units::bytes(held.memory_bytes))
             }
             [] => String::new(),
             [one] => format!("GPU {one}"),
@@ -140,7 +144,7 @@ pub fn slices<'a>(slices: impl Iterator<Item = &'a str>) -> String {
     texts.join(", ")
 }
 
-/// "0-3,48-51, memory of NUMA node 0"; with the nodes' names where there are several. Empty: none of its own.
+/// "0-3,48-51 (its own), memory of NUMA node 0"; with the nodes' names where there are several. Empty: none of its own.
 pub fn own_cpus(job: &v1::Job) -> String {
     let bound = job.nodes.iter().filter(|held| !held.cpuset.is_empty());
     let told = bound.map(|held| {
@@ -148,7 +152,7 @@ pub fn own_cpus(job: &v1::Job) -> String {
             0 | 1 => String::new(),
             _ => format!("{} ", held.node),
         };
-        format!("{place}{}{}", held.cpuset, memory_of(&held.mems))
+        format!("{place}{} (its own){}", held.cpuset, memory_of(&held.mems))
     });
     told.collect::<Vec<_>>().join("; ")
 }
@@ -224,5 +228,10 @@ mod tests {
             ..Default::default()
         };
         assert_eq!(describe(&job, &[]), "a 8 CPUs 16G");
+        job = v1::Job {
+            isolation: "exclusive".into(),
+            ..Default::default()
+        };
+        assert_eq!(describe(&job, &[]), "", "it waits");
     }
 }

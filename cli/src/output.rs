@@ -60,6 +60,11 @@ pub fn grid(header: Vec<String>, rows: impl IntoIterator<Item = Vec<String>>) ->
     lines_of(&table)
 }
 
+/// Whether no line of a text is longer than so many columns.
+pub fn fits(text: &str, columns: usize) -> bool {
+    text.lines().all(|line| line.chars().count() <= columns)
+}
+
 /// Pairs of a name and a value, one a line; empty values are left out.
 pub fn fields(pairs: impl IntoIterator<Item = (&'static str, String)>) -> String {
     let mut table = Table::new();

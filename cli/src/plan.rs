@@ -1,12 +1,14 @@
 //! What would come of a request, for people; and the choice between waiting and having less.
 
+mod words;
+
 use carrel_proto::v1;
-use carrel_proto::v1::gpu_unit_request::Unit;
+
+pub use self::words::{describe, units_of};
 
 use crate::connect::Client;
 use crate::error::{CliError, Context as _, Kind, Result};
 use crate::output::{self, visible};
-use crate::request::{Cpus, Memory};
 use crate::signals::{Signal, Signals};
 use crate::terminal::say;
 use crate::{grant, units};
@@ -186,81 +188,6 @@ async fn typed_line() -> Result<String> {
     line.context("cannot read what is typed")
 }
 
-/// "4 GPUs joined by NVLink on h100-01: now", "… by 14:32 at the latest".
-pub fn describe(choice: &v1::Choice) -> String {
-    let request = choice.request.clone().unwrap_or_default();
-    let mut text = units_of(&request);
-    let nodes: Vec<String> = choice.seats.iter().map(|seat| visible(&seat.node)).collect();
-    let worst: Vec<&str> = choice
-        .seats
-        .iter()
-        .map(|seat| seat.worst_link.as_str())
-        .filter(|link| !link.is_empty())
-        .collect();
-    if let Some(link) = worst
-        .iter()
-        .min_by_key(|link| carrel_core::model::topology::Link::from_name(link))
-    {
-        text += &format!(", slowest link {}", visible(link));
-    }
-    if !nodes.is_empty() && choice.now {
-        text += &format!(", on {}", nodes.join(", "));
-    }
-    text + ": " + &when(choice)
-}
-
-/// "now", "by 2026-11-21T14:32:00Z at the latest (12 min)".
-fn when(choice: &v1::Choice) -> String {
-    match choice.start_ms {
-        _ if choice.now => "now".to_owned(),
-        Some(start) => {
-            let now = std::time::SystemTime::now()
-                .duration_since(std::time::UNIX_EPOCH)
-                .map_or(0, |now| now.as_millis() as i64);
-            let minutes = u64::try_from(start - now).unwrap_or(0).div_ceil(60_000);
-            let left = match (minutes / 60, minutes % 60) {
-                (0, minutes) => format!("{minutes} min"),
-                (hours, minutes) => format!("{hours} h {minutes} min"),
-            };
-            format!("in about {left}, by {} at the latest", units::rfc3339(start))
-        }
-        None => "when cannot be said".to_owned(),
-    }
-}
-
-/// "4 GPUs joined by NVLink", "2 slices 1g.10gb", "4 CPUs, 8 GiB".
-pub fn units_of(request: &v1::ResourceRequest) -> String {
-    let count = request.gpus_per_node;
-    let s = if count == 1 { "" } else { "s" };
-    let model = match request.gpu_model.as_str() {
-        "" => String::new(),
-        model => format!("{} ", visible(model)),
-    };
-    let what = match request.unit.as_ref().and_then(|unit| unit.unit.as_ref()) {
-        _ if count == 0 => format!("{}, {}", Cpus(request), Memory(request)),
-        None | Some(Unit::Least(false)) => {
-            let joined = if request.nvlink && count > 1 {
-                " joined by NVLink"
-            } else {
-                ""
-            };
-            format!("{count} {model}GPU{s}{joined}")
-        }
-        Some(Unit::Least(true)) => {
-            let memory = units::gpu_bytes(request.gpu_memory_bytes);
-            format!("{count} {model}GPU{s} or slice{s} with {memory}")
-        }
-        Some(Unit::MigProfile(profile)) => format!("{count} {model}slice{s} {}", visible(profile)),
-        Some(Unit::Share(share)) => format!("{} of a {model}GPU", f64::from(share.milli) / 1000.0),
-    };
-    match (request.nodes, request.exclusive) {
-        (0 | 1, false) => what,
-        (0 | 1, true) => format!("a whole node with {what}"),
-        (nodes, false) => format!("{nodes} nodes with {what} each"),
-        (nodes, true) => format!("{nodes} whole nodes with {what} each"),
-    }
-}
-
 /// A plan, for `--test-only`.
 pub fn text(plan: &v1::Plan) -> String {
     let mut text = String::new();
@@ -279,8 +206,8 @@ pub fn text(plan: &v1::Plan) -> String {
 /// "  2 nodes: fewer than 4 free GPUs".
 pub fn refusals(refusals: &[v1::Refusal]) -> String {
     let line = |refusal: &v1::Refusal| {
-        let s = if refusal.hosts == 1 { "" } else { "s" };
-        format!("  {} node{s}: {}\n", refusal.hosts, visible(&refusal.reason))
+        let nodes = units::counted(refusal.hosts, "node");
+        format!("  {nodes}: {}\n", visible(&refusal.reason))
     };
     refusals.iter().map(line).collect()
 }
@@ -291,13 +218,15 @@ pub fn seats(seats: &[v1::Seat]) -> String {
 }
 
 fn seat(seat: &v1::Seat) -> String {
-    let mut facts = vec![format!("{} CPUs", seat.cpus), units::bytes(seat.memory_bytes)];
+    let mut facts = vec![units::counted(seat.cpus, "CPU"), units::bytes(seat.memory_bytes)];
     if !seat.numa_nodes.is_empty() {
         facts.push(format!("NUMA {}", units::ranges(&seat.numa_nodes)));
     }
     if !seat.nics.is_empty() {
         facts.push(format!("NICs {}", visible(&seat.nics.join(", "))));
     }
+    let spot = crate::commands::show::spot(&seat.switch_path, &seat.block);
+    facts.extend((!spot.is_empty()).then(|| visible(&spot)));
     let gpus: Vec<String> = grant::each_gpu(&seat.gpus)
         .map(
             |(gpu, slices)| match (grant::gpu_name(gpu, "GPU"), slices.as_str()) {
@@ -326,8 +255,14 @@ fn seat(seat: &v1::Seat) -> String {
             });
             std::iter::once(gpu.clone()).chain(cells).collect()
         });
-        for line in output::grid(header, rows).lines() {
-            text += &format!("    {line}\n");
+        let drawn = output::grid(header, rows);
+        let drawn = drawn
+            .lines()
+            .map(|line| format!("    {line}\n"))
+            .collect::<String>();
+        // Rows that a terminal breaks say nothing; the slowest link is named below.
+        if output::fits(&drawn, crate::terminal::stdout_columns().unwrap_or(usize::MAX)) {
+            text += &drawn;
         }
         text += &format!(
             "    slowest: {} between GPU{} and GPU{}\n",
@@ -369,6 +304,8 @@ mod tests {
                 nics: vec!["mlx5_0".into()],
                 cpus: 24,
                 memory_bytes: 256 << 30,
+                switch_path: "leaf1 < spine".into(),
+                block: String::new(),
             }],
         }
     }
@@ -384,8 +321,8 @@ mod tests {
             nearest: String::new(),
         };
         insta::assert_snapshot!(text(&plan), @r"
-        2 GPUs joined by NVLink, slowest link NV12: in about 0 min, by 1970-01-01T00:00:00Z at the latest
-          n1: GPU0, GPU4; 24 CPUs, 256G, NUMA 0-1, NICs mlx5_0
+        2 GPUs joined by NVLink, slowest link NV12: in about 0 s, by 1970-01-01T00:00:00Z at the latest
+          n1: GPU0, GPU4; 24 CPUs, 256G, NUMA 0-1, NICs mlx5_0, leaf1 < spine
                   GPU0  GPU4
             GPU0  ·     NV12
             GPU4  NV12  ·

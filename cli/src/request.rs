@@ -377,15 +377,14 @@ impl RequestArgs {
             && (each.unit != total.unit || u64::from(each.count) * u64::from(nodes) != u64::from(total.count))
         {
             return Err(CliError::usage(format!(
-                "{} GPUs over all nodes, and {} on each of {nodes}, are not the same",
-                total.count, each.count
+                "{total} over all nodes, and {each} on each of {nodes}, are not the same"
             ))
             .hint(HINT));
         }
         if total.count % nodes != 0 {
             return Err(CliError::usage(format!(
-                "{} GPUs cannot be spread evenly over {nodes} nodes",
-                total.count
+                "{total} cannot be spread evenly over {}",
+                units::counted(nodes, "node")
             ))
             .hint(HINT));
         }

@@ -1,6 +1,7 @@
 //! Talking to the person: stderr, which may be gone, and is coloured only when it is a terminal.
 
 use std::io::{IsTerminal as _, Write as _};
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::sync::OnceLock;
 
 use crate::error::CliError;
@@ -72,6 +73,21 @@ pub fn coloured() -> bool {
 /// Whether a person watches stderr.
 pub fn stderr_is_terminal() -> bool {
     std::io::stderr().is_terminal()
+}
+
+/// Columns of the terminal that stderr is; none: it is none, or does not know.
+pub fn stderr_columns() -> Option<usize> {
+    columns_of(std::io::stderr().as_fd())
+}
+
+/// Columns of the terminal that stdout is; none: it is none, or does not know.
+pub fn stdout_columns() -> Option<usize> {
+    columns_of(std::io::stdout().as_fd())
+}
+
+fn columns_of(terminal: BorrowedFd<'_>) -> Option<usize> {
+    let size = crate::step::window::get(terminal)?;
+    usize::try_from(size.columns).ok()
 }
 
 /// Whether a person is at both ends of a command.

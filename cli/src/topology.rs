@@ -3,65 +3,105 @@
 use std::collections::BTreeMap;
 
 use carrel_core::model::gpu::{GpuInfo, Inventory, Mig, MigInstance, MigProfile};
+use carrel_core::model::gpu_unit::{Isolation, Sharing};
 use carrel_core::model::topology::{Link, LinkMatrix};
 use carrel_proto::v1;
 
-use crate::{grant, output};
+use crate::{grant, output, units};
 
-/// What `carrel nodes --topology` shows of a node; its job ids are made into text by `job`.
-pub fn draw(node: &v1::Node, job: impl Fn(u64) -> String) -> String {
+/// What `carrel nodes --topology` shows of a node in so many columns: where the links do not fit beside what else is
+/// said of each GPU they stand above it, and where they do not fit at all the islands that they make have to do.
+pub fn draw(node: &v1::Node, columns: usize) -> String {
     let title = format!("{}  {}", node.name, node.state);
     let inventory = node.inventory.clone().unwrap_or_default();
     let note = inventory.gpu_note.clone();
     let inventory = match Inventory::try_from(inventory) {
         Ok(inventory) if !inventory.gpus.is_empty() => inventory,
-        Ok(_) if note.is_empty() => return format!("{title}, no GPUs\n{}", cpus(node, job)),
-        Ok(_) => return format!("{title}, no GPUs: {note}\n{}", cpus(node, job)),
+        Ok(_) if note.is_empty() => return format!("{title}, no GPUs\n{}", cpus(node)),
+        Ok(_) => return format!("{title}, no GPUs: {note}\n{}", cpus(node)),
         Err(error) => return format!("{title}, which told of its GPUs what cannot be: {error}\n"),
     };
-    let holders = node.gpu_holders.iter().map(|gpu| gpu.holders.as_slice());
-    let holders = holders.chain(std::iter::repeat(&[][..]));
-    let held = inventory
+    let names: Vec<String> = inventory
         .gpus
         .iter()
-        .zip(holders)
-        .map(|(gpu, holders)| held_by(gpu, holders, &job));
-    let mut header = vec![String::new()];
-    header.extend(inventory.gpus.iter().map(|gpu| format!("GPU{}", gpu.index)));
-    header.extend(["NUMA", "CPUS", "NICS", "HELD BY"].map(str::to_owned));
-    let rows = held.enumerate().map(|(at, held)| row(&inventory, at, held));
+        .map(|gpu| format!("GPU{}", gpu.index))
+        .collect();
+    let links: Vec<Vec<String>> = std::iter::once(names.clone())
+        .chain((0..names.len()).map(|at| links_of(&inventory, at)))
+        .collect();
+    let facts = facts(node, &inventory);
+    let table = |parts: &[&[Vec<String>]]| {
+        let labels = std::iter::once(String::new()).chain(names.iter().cloned());
+        let mut rows = labels.enumerate().map(|(at, label)| {
+            let cells = parts.iter().flat_map(|part| part[at].iter().cloned());
+            std::iter::once(label).chain(cells).collect::<Vec<_>>()
+        });
+        output::grid(rows.next().unwrap_or_default(), rows)
+    };
+    let mut drawn = table(&[&links, &facts]);
+    if !output::fits(&drawn, columns) {
+        drawn = Some(table(&[&links]))
+            .filter(|links| output::fits(links, columns))
+            .unwrap_or_default();
+        drawn += &table(&[&facts]);
+    }
     format!(
-        "{title}, {}\n{}{}{}",
+        "{title}, {}\n{drawn}{}{}",
         models(&inventory.gpus),
-        output::grid(header, rows),
         islands(&inventory),
-        cpus(node, job)
+        cpus(node)
     )
 }
 
-/// "job 7", "job 7 (1g.10gb at 0, 1; mig), free: 3g.40gb at 4", "free".
-fn held_by(gpu: &GpuInfo, holders: &[v1::GpuHolder], job: impl Fn(u64) -> String) -> String {
+/// Of each GPU what is said beside its links, under a row of headers; columns in which nothing stands are left out.
+fn facts(node: &v1::Node, inventory: &Inventory) -> Vec<Vec<String>> {
+    let holders = node.gpu_holders.iter().map(|gpu| gpu.holders.as_slice());
+    let holders = holders.chain(std::iter::repeat(&[][..]));
+    let row = |(at, (gpu, holders)): (usize, (&GpuInfo, &[v1::GpuHolder]))| {
+        vec![
+            gpu.numa_node.map(|node| node.to_string()).unwrap_or_default(),
+            gpu.cpu_affinity.clone(),
+            nearest_nics(inventory, at),
+            held_by(gpu, holders),
+        ]
+    };
+    let rows: Vec<Vec<String>> = inventory.gpus.iter().zip(holders).enumerate().map(row).collect();
+    let header = ["NUMA", "CPUS", "NICS", "HELD BY"].map(str::to_owned).to_vec();
+    let shown: Vec<bool> = (0..header.len())
+        .map(|column| rows.iter().any(|row| !row[column].is_empty()))
+        .collect();
+    let pick = |row: Vec<String>| row.into_iter().zip(&shown).filter(|(_, shown)| **shown);
+    let all = std::iter::once(header).chain(rows);
+    all.map(|row| pick(row).map(|(cell, _)| cell).collect()).collect()
+}
+
+/// "job 7 dev, alice (exclusive)", "job 7 (1g.10gb at 0, 1; mig), free: 3g.40gb at 4", "free".
+fn held_by(gpu: &GpuInfo, holders: &[v1::GpuHolder]) -> String {
     let same = holders.chunk_by(|a, b| (a.job, &a.isolation) == (b.job, &b.isolation));
     let each = same.map(|held| {
         let slices = grant::slices(held.iter().map(|holder| holder.slice.as_str()));
-        match slices.as_str() {
-            "" => job(held[0].job),
-            slices => format!("{} ({slices}; {})", job(held[0].job), held[0].isolation),
-        }
+        let mut how = vec![slices, held[0].isolation.clone()];
+        how.retain(|how| !how.is_empty());
+        let how = if how.is_empty() {
+            String::new()
+        } else {
+            format!(" ({})", how.join("; "))
+        };
+        format!("{}{how}", job(&held[0]))
     });
     let mut parts: Vec<String> = each.collect();
-    let Some(mig) = &gpu.mig else {
-        return match (parts.is_empty(), &gpu.drained) {
-            (true, Some(reason)) => format!("drained: {reason}"),
-            (true, None) => "free".to_owned(),
-            (false, Some(reason)) => format!("{}, drained: {reason}", parts.join(", ")),
-            (false, None) => parts.join(", "),
-        };
-    };
     if let Some(reason) = &gpu.drained {
         parts.push(format!("drained: {reason}"));
         return parts.join(", ");
     }
+    let Some(mig) = &gpu.mig else {
+        match gpu.sharing {
+            None if parts.is_empty() => parts.push("free".to_owned()),
+            None => {}
+            Some(sharing) => parts.extend(free_to_share(sharing, holders)),
+        }
+        return parts.join(", ");
+    };
     let place = |instance: &MigInstance| format!("{} at {}", instance.profile, instance.start);
     let mut idle: Vec<String> = mig.instances.iter().map(place).collect();
     idle.retain(|place| holders.iter().all(|holder| holder.slice != *place));
@@ -103,11 +143,42 @@ fn may_be_cut(mig: &Mig, holders: &[v1::GpuHolder]) -> bool {
     })
 }
 
+/// "job 7 dev, alice".
+fn job(holder: &v1::GpuHolder) -> String {
+    let mut text = format!("job {}", holder.job);
+    if !holder.name.is_empty() {
+        text += &format!(" {}", holder.name);
+    }
+    if !holder.user.is_empty() {
+        text += &format!(", {}", holder.user);
+    }
+    text
+}
+
+/// "free, for shares by time-slice (cooperative)", "0.5 free"; none: nothing of it is.
+fn free_to_share(sharing: Sharing, holders: &[v1::GpuHolder]) -> Option<String> {
+    if holders.is_empty() {
+        let class = Isolation::from(sharing).name();
+        return Some(format!("free, for shares by {} ({class})", sharing.name()));
+    }
+    // What is held says how much of it first; nothing: all.
+    let milli = |holder: &v1::GpuHolder| {
+        let share = holder
+            .slice
+            .split(' ')
+            .next()
+            .and_then(|share| share.parse::<f64>().ok());
+        (share.unwrap_or(1.0) * 1000.0).round() as u64
+    };
+    let left = 1000_u64.saturating_sub(holders.iter().map(milli).sum());
+    (left > 0).then(|| format!("{} free", units::thousandths(left)))
+}
+
 /// Who has CPUs of its own, a job a line.
-fn cpus(node: &v1::Node, job: impl Fn(u64) -> String) -> String {
+fn cpus(node: &v1::Node) -> String {
     let line = |held: &v1::CpuHolder| {
         let memory = grant::memory_of(&held.mems);
-        format!("CPUs {}: {}{memory}\n", held.cpuset, job(held.job))
+        format!("CPU ids {}: job {}{memory}\n", held.cpuset, held.job)
     };
     node.cpu_holders.iter().map(line).collect()
 }
@@ -125,19 +196,12 @@ fn models(gpus: &[GpuInfo]) -> String {
     counts.join(", ")
 }
 
-fn row(inventory: &Inventory, at: usize, held: String) -> Vec<String> {
-    let gpu = &inventory.gpus[at];
+fn links_of(inventory: &Inventory, at: usize) -> Vec<String> {
     let links = (0..inventory.gpus.len()).map(|other| match link(inventory, at, other) {
         Some(link) => link.to_string(),
         None => "·".to_owned(),
     });
-    let mut row = vec![format!("GPU{}", gpu.index)];
-    row.extend(links);
-    row.push(gpu.numa_node.map(|node| node.to_string()).unwrap_or_default());
-    row.push(gpu.cpu_affinity.clone());
-    row.push(nearest_nics(inventory, at));
-    row.push(held);
-    row
+    links.collect()
 }
 
 /// Links of each GPU to each, as the driver names them; none to itself.
@@ -271,9 +335,7 @@ mod tests {
 
     #[test]
     fn a_host_is_drawn_with_its_holders() {
-        let drawn = draw(&node("NV4 SYS SYS SYS SYS NV4", 4, &[7, 0, 0, 0]), |job| {
-            format!("job {job}")
-        });
+        let drawn = draw(&node("NV4 SYS SYS SYS SYS NV4", 4, &[7, 0, 0, 0]), usize::MAX);
         assert_eq!(
             drawn,
             "n1  MIXED, 4 NVIDIA A100\n\
@@ -283,7 +345,7 @@ mod tests {
              GPU2  SYS   SYS   ·     NV4   1     0-7   mlx5_0 (PIX)  free\n\
              GPU3  SYS   SYS   NV4   ·     1     0-7   mlx5_0 (PIX)  drained: fell off\n\
              joined by NVLink, each with each: 0 1; 2 3\n\
-             CPUs 0-3,48-51: job 7, memory of NUMA node 0\n"
+             CPU ids 0-3,48-51: job 7, memory of NUMA node 0\n"
         );
     }
 
@@ -312,11 +374,12 @@ mod tests {
             job,
             slice: slice.into(),
             isolation: "mig".into(),
+            ..v1::GpuHolder::default()
         };
         let mut shown = |holders: Vec<v1::GpuHolder>| {
             node.inventory = Some((&inventory).into());
             node.gpu_holders[0] = v1::GpuHolders { holders };
-            let drawn = draw(&node, |job| format!("job {job}"));
+            let drawn = draw(&node, usize::MAX);
             let ends = drawn
                 .lines()
                 .skip(2)
@@ -332,6 +395,70 @@ mod tests {
             ]
         );
         assert_eq!(shown(Vec::new())[0], "free: 1g.5gb at 0, 1, 2, or cut anew");
+    }
+
+    /// Whose it is, in what class, and how what is free can be shared.
+    #[test]
+    fn holders_have_names_and_classes() {
+        let mut node = node("SYS SYS SYS", 3, &[7, 8, 0]);
+        node.gpu_holders[0].holders[0] = v1::GpuHolder {
+            job: 7,
+            isolation: "exclusive".into(),
+            user: "alice".into(),
+            name: "dev".into(),
+            ..v1::GpuHolder::default()
+        };
+        node.gpu_holders[1].holders[0] = v1::GpuHolder {
+            job: 8,
+            slice: "0.25 by time-slice".into(),
+            isolation: "cooperative".into(),
+            ..v1::GpuHolder::default()
+        };
+        let mut inventory = Inventory::try_from(node.inventory.take().unwrap()).unwrap();
+        inventory.gpus[1].sharing = Some(Sharing::TimeSlice);
+        inventory.gpus[2].sharing = Some(Sharing::Mps);
+        node.inventory = Some((&inventory).into());
+        let drawn = draw(&node, usize::MAX);
+        let ends: Vec<&str> = drawn
+            .lines()
+            .skip(2)
+            .take(3)
+            .map(|line| line.rsplit_once("  ").unwrap().1)
+            .collect();
+        assert_eq!(
+            ends,
+            [
+                "job 7 dev, alice (exclusive)",
+                "job 8 (0.25 by time-slice; cooperative), 0.75 free",
+                "free, for shares by mps (mps)"
+            ]
+        );
+    }
+
+    /// No row is broken: what does not fit beside the links stands below, and links that do not fit are left out.
+    #[test]
+    fn a_narrow_terminal_shows_what_matters() {
+        let mut node = node("NV4 SYS SYS SYS SYS NV4", 4, &[7, 0, 0, 0]);
+        let whole = draw(&node, 80);
+        assert_eq!(whole, draw(&node, usize::MAX));
+        let below = draw(&node, 50);
+        assert!(output::fits(&below, 50), "{below}");
+        assert!(below.contains("GPU0  ·     NV4   SYS   SYS\n"), "{below}");
+        assert!(
+            below.contains("\nGPU0  0     0-7   mlx5_0 (PIX)  job 7\n"),
+            "{below}"
+        );
+        // A host without network cards, whose driver tells nothing of its nodes, has no columns for them.
+        let mut inventory = Inventory::try_from(node.inventory.take().unwrap()).unwrap();
+        inventory.nics.clear();
+        inventory.gpus.iter_mut().for_each(|gpu| gpu.numa_node = None);
+        node.inventory = Some((&inventory).into());
+        let least = draw(&node, 28);
+        assert!(
+            least.contains("\n      CPUS  HELD BY\nGPU0  0-7   job 7\n"),
+            "{least}"
+        );
+        assert!(least.contains("each: 0 1; 2 3"), "{least}");
     }
 
     #[test]
@@ -410,7 +537,7 @@ mod tests {
     #[test]
     fn what_is_joined_is_said() {
         let last = |links: &str, gpus| {
-            let drawn = draw(&node(links, gpus, &[]), |job| job.to_string());
+            let drawn = draw(&node(links, gpus, &[]), usize::MAX);
             drawn.lines().rev().nth(1).unwrap().to_owned()
         };
         assert_eq!(last("PHB", 2), "no NVLink");
@@ -418,6 +545,6 @@ mod tests {
             last("NV1 NV1 SYS", 3),
             "reached by NVLink, not each from each: 0 1 2"
         );
-        assert_eq!(draw(&v1::Node::default(), |job| job.to_string()), "  , no GPUs\n");
+        assert_eq!(draw(&v1::Node::default(), usize::MAX), "  , no GPUs\n");
     }
 }

@@ -1,6 +1,7 @@
 //! Numbers, sizes and times as people write them: Slurm's spellings, and the
 //! short ones that everybody tries first (`4h`, `64GiB`).
 
+use std::fmt;
 use std::time::Duration;
 
 use carrel_core::model::gpu_unit::is_profile;
@@ -266,6 +267,17 @@ fn parse_share(text: &str) -> Result<u32, String> {
     }
 }
 
+impl fmt::Display for GpuCount {
+    /// "4 GPUs", "1 slice 1g.10gb", "0.5 of a GPU"; without the model.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.unit {
+            GpuUnit::Whole => f.write_str(&counted(self.count, "GPU")),
+            GpuUnit::Mig(profile) => write!(f, "{} {profile}", counted(self.count, "slice")),
+            GpuUnit::Share(milli) => write!(f, "{} of a GPU", thousandths(u64::from(*milli))),
+        }
+    }
+}
+
 /// "20 GB": memory of a GPU in the units of GPUs' names.
 pub fn gpu_bytes(bytes: u64) -> String {
     format!("{} GB", bytes as f64 / 1e9)
@@ -405,6 +417,24 @@ pub fn ranges(indices: &[u32]) -> String {
         .iter()
         .map(|(a, b)| if a == b { a.to_string() } else { format!("{a}-{b}") });
     text.collect::<Vec<_>>().join(",")
+}
+
+/// "1 node", "8 nodes".
+pub fn counted(count: u32, what: &str) -> String {
+    let s = if count == 1 { "" } else { "s" };
+    format!("{count} {what}{s}")
+}
+
+/// How long it takes, for people, rounded up: "40 s", "12 min", "1 h 5 min".
+pub fn about(time: Duration) -> String {
+    let seconds = time.as_secs() + u64::from(time.subsec_nanos() > 0);
+    let minutes = seconds.div_ceil(60);
+    match (minutes / 60, minutes % 60) {
+        _ if seconds < 60 => format!("{seconds} s"),
+        (0, minutes) => format!("{minutes} min"),
+        (hours, 0) => format!("{hours} h"),
+        (hours, minutes) => format!("{hours} h {minutes} min"),
+    }
 }
 
 /// 1st, 2nd, 3rd, 4th, 11th, 21st.

@@ -1,6 +1,6 @@
 //! Waiting for a session to run, whatever the broker does meanwhile.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use carrel_core::model::array::JobRef;
 use carrel_core::model::ids::JobId;
@@ -14,7 +14,7 @@ use crate::grant;
 use crate::output::visible;
 use crate::progress::Progress;
 use crate::signals::{Signal, Signals};
-use crate::{units, view};
+use crate::{terminal, units, view};
 
 /// Between attempts to reach a broker that went away: from this …
 const RETRY_FIRST: Duration = Duration::from_millis(100);
@@ -22,6 +22,13 @@ const RETRY_FIRST: Duration = Duration::from_millis(100);
 const RETRY_LAST: Duration = Duration::from_secs(2);
 /// How long a request is repeated while the broker is away (it restarts in under a second).
 const REQUEST_PATIENCE: Duration = Duration::from_secs(20);
+
+/// Columns of a living line before its text: what turns, and the time.
+const BEFORE_LINE: usize = 6;
+/// A line of so many columns has room for more than the reason.
+const WIDE: usize = 70;
+/// How often the time that is left is said anew.
+const TIME_AGAIN: Duration = Duration::from_secs(20);
 
 /// How a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,6 +92,7 @@ pub async fn until_running(
                 Event::Away => progress.show("away", "the broker does not answer; waiting for it"),
             },
             () = sleep_until(end) => return Ok((session, End::TimedOut)),
+            () = tokio::time::sleep(TIME_AGAIN) => {}
             // What was held back in the first moments is shown when they are over.
             () = tokio::time::sleep_until(progress.patience_ends()), if !is_past(progress.patience_ends()) => {}
         }
@@ -160,15 +168,13 @@ fn show(session: &v1::Session, progress: &mut Progress) {
         &job.reason
     });
     if job.state() == v1::JobState::Pending {
-        // The place in the queue first: a narrow terminal cuts the end off.
-        let mut text = format!("Pending job allocation {}", job.id);
-        if job.queue_position > 0 {
-            text += &format!(", {} in the queue", units::ordinal(job.queue_position));
-        }
-        if !reason.is_empty() {
-            text += &format!(": {reason}");
-        }
-        progress.show(&text.clone(), &text);
+        let columns = terminal::stderr_columns().unwrap_or(usize::MAX);
+        let left = columns.saturating_sub(BEFORE_LINE);
+        // A line for each change of what is said, not of the time that is left.
+        progress.show(
+            &pending(job, &reason, None, usize::MAX),
+            &pending(job, &reason, time_left(job), left),
+        );
     } else {
         let steps: Vec<_> = job
             .nodes
@@ -188,6 +194,49 @@ fn show(session: &v1::Session, progress: &mut Progress) {
             .collect();
         progress.show(&key, &text);
     }
+}
+
+/// How long a job waits at most, as it is promised.
+fn time_left(job: &v1::Job) -> Option<Duration> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
+    let left = job.latest_start_ms? - i64::try_from(now.as_millis()).ok()?;
+    Some(Duration::from_millis(u64::try_from(left).unwrap_or(0)))
+}
+
+/// Why a job waits, and how long at most, in so many columns if there are words for that; else in the fewest words,
+/// with the reason last, since a terminal cuts the end off.
+fn pending(job: &v1::Job, reason: &str, left: Option<Duration>, columns: usize) -> String {
+    let place = (job.queue_position > 0).then(|| units::ordinal(job.queue_position));
+    let time = left.map(|left| format!("about {}", units::about(left)));
+    // What follows Slurm's word says it in full.
+    let in_words = reason.split_once(": ").map_or(reason, |(_, words)| words);
+    let line = |head: String, place: Option<String>, reason: &str| {
+        let facts: Vec<String> = [head].into_iter().chain(place).chain(time.clone()).collect();
+        let mut facts = facts
+            .into_iter()
+            .filter(|fact| !fact.is_empty())
+            .collect::<Vec<_>>()
+            .join(", ");
+        if !reason.is_empty() {
+            facts += ": ";
+            facts += reason;
+        }
+        facts
+    };
+    let in_the_queue = place.as_ref().map(|place| format!("{place} in the queue"));
+    let full = line(
+        format!("Pending job allocation {}", job.id),
+        in_the_queue.clone(),
+        reason,
+    );
+    if full.chars().count() <= columns {
+        return full;
+    }
+    let shorter = line(format!("Job {} waits", job.id), place.clone(), in_words);
+    if shorter.chars().count() <= columns || columns >= WIDE {
+        return shorter;
+    }
+    line(String::new(), place, in_words)
 }
 
 /// How far a node is: "h100-01: pulling image, 34 %".
@@ -480,4 +529,35 @@ pub fn session_of(response: v1::OpenSessionResponse) -> Result<(v1::Session, boo
         .session
         .ok_or_else(|| CliError::failed("the broker's answer holds no session"))?;
     Ok((session, response.started))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The place, the time and the beginning of the reason stand on any terminal.
+    #[test]
+    fn a_wait_is_told_in_what_room_there_is() {
+        let job = v1::Job {
+            id: 14,
+            queue_position: 1,
+            ..v1::Job::default()
+        };
+        let reason = "Resources: no 2 free GPUs joined by NVLink on 2 nodes, not in --nodelist on 3 nodes";
+        let told = |columns: usize| {
+            let line = pending(&job, reason, Some(Duration::from_mins(20)), columns);
+            line.chars().take(columns).collect::<String>()
+        };
+        assert_eq!(
+            told(usize::MAX),
+            format!("Pending job allocation 14, 1st in the queue, about 20 min: {reason}")
+        );
+        assert_eq!(
+            told(74),
+            "Job 14 waits, 1st, about 20 min: no 2 free GPUs joined by NVLink on 2 node"
+        );
+        assert_eq!(told(34), "1st, about 20 min: no 2 free GPUs ");
+        let untold = pending(&job, "", None, usize::MAX);
+        assert_eq!(untold, "Pending job allocation 14, 1st in the queue");
+    }
 }

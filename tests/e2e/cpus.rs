@@ -54,11 +54,11 @@ fn jobs_have_cpus_of_their_own_whoever_dies() {
 
     let explained = cluster.carrel(ALICE, ["explain", "first"]).ok();
     assert!(
-        explained.contains(&format!("Own CPUs: {}", first.0)),
+        explained.contains(&format!("CPU ids: {} (its own)", first.0)),
         "{explained}"
     );
     let drawn = cluster.carrel(ALICE, ["nodes", "--topology", "n0"]).ok();
-    assert!(drawn.contains(&format!("CPUs {}: job 1", first.0)), "{drawn}");
+    assert!(drawn.contains(&format!("CPU ids {}: job 1", first.0)), "{drawn}");
     let isolation = cluster.json(ROOT, ["nodes"])[0]["isolation"].to_string();
     assert!(isolation.contains("each job has CPUs of its own"), "{isolation}");
     cluster.carrel(ALICE, ["rm", "-f", "first"]).ok();

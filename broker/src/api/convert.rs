@@ -125,7 +125,13 @@ pub fn job_because(state: &State, job: &Job, position: Option<usize>, reason: St
         array: array_with_counts(state, job),
         keeps_off: keeps_off(state, job),
         host_use: host_use_in_all(job, &host_use),
+        latest_start_ms: promised_start(state, job.id),
     }
+}
+
+/// When a job that waits starts at the latest; none: nothing is promised.
+pub fn promised_start(state: &State, job: JobId) -> Option<i64> {
+    state.promises.get(&job).map(|promise| promise.start.millis())
 }
 
 fn keeps_off(state: &State, job: &Job) -> Vec<v1::KeptOff> {
@@ -357,6 +363,8 @@ pub fn seat(state: &State, part: &NodeAllocation, seat: &Seat) -> v1::Seat {
         nics: seat.nics.clone(),
         cpus: part.cpus,
         memory_bytes: part.memory_bytes,
+        switch_path: state.settings.fabric.path(&part.node),
+        block: block(state, &part.node),
     }
 }
 
@@ -431,6 +439,7 @@ fn holders(jobs: Vec<(JobId, Slice)>) -> v1::GpuHolders {
         job: job.0,
         isolation: slice.isolation().name().to_owned(),
         slice: slice.to_string(),
+        ..v1::GpuHolder::default()
     };
     v1::GpuHolders {
         holders: jobs.into_iter().map(holder).collect(),

@@ -118,6 +118,7 @@ impl Watch {
                 .get(&job)
                 .map(|job| state_reason(state, job))
                 .unwrap_or_default(),
+            start_ms: convert::promised_start(state, job),
         };
         self.counted = Some((now, queued));
         None
@@ -131,6 +132,8 @@ struct Queued {
     position: Option<usize>,
     /// Why it waits.
     reason: String,
+    /// When it is promised to start.
+    start_ms: Option<i64>,
 }
 
 /// Everything that a session's message is made of, to be compared without making it.

@@ -1,4 +1,4 @@
-//! `carrel cancel`: the end of batch jobs.
+//! `carrel cancel`: the end of jobs.
 
 use carrel_core::model::array::JobRef;
 use carrel_proto::v1;
@@ -9,9 +9,10 @@ use crate::error::{CliError, Result};
 use crate::terminal::{say, show_error};
 use crate::{output, view, wait};
 
-/// End batch jobs, waiting or not.
+/// End jobs, waiting or not.
 ///
-/// What runs gets SIGTERM, the cluster's time of grace, and then SIGKILL. Of a job that is over nothing is left to do.
+/// What runs gets SIGTERM, the cluster's time of grace, and then SIGKILL. Of a job that is over nothing is left to do. A
+/// session's job ends as by `carrel stop`: the session and what it keeps stay.
 #[derive(Clone, Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  carrel cancel 17\n  carrel cancel 17 18 19\n  carrel cancel 20_[3-7]     tasks of an array"
@@ -47,8 +48,28 @@ pub async fn run(context: &Context, args: CancelArgs) -> Result<u8> {
     failure.map_or(Ok(0), Err)
 }
 
+/// Ends a batch job; or a session's, as `carrel stop` does.
 async fn cancel(client: &mut Client, name: &JobRef) -> Result<v1::Job> {
-    Ok(client.cancel_job(request(name)).await?.into_inner())
+    let refused = match client.cancel_job(request(name)).await {
+        Ok(job) => return Ok(job.into_inner()),
+        Err(status) => status,
+    };
+    let job = match client.get_job(request(name)).await {
+        Ok(job) => job.into_inner(),
+        Err(_) => return Err(refused.into()),
+    };
+    if job.session == 0 {
+        return Err(refused.into());
+    }
+    if !wait::is_over(job.state()) {
+        let stop = v1::StopSessionRequest {
+            name: format!("#{}", job.session),
+            job: job.id,
+            exit_code: None,
+        };
+        client.stop_session(stop).await?;
+    }
+    Ok(client.get_job(request(name)).await?.into_inner())
 }
 
 fn what_became(name: &JobRef, job: &v1::Job) -> String {

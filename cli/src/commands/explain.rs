@@ -58,7 +58,9 @@ fn text(why: &v1::Explanation) -> String {
         text += &format!("Would fit now: {}\n", visible(&why.nearest));
     }
     text += &plan::seats(&why.seats);
-    for held in why.job.iter().flat_map(|job| &job.nodes) {
+    // The seats say it, where there are any.
+    let job = why.job.as_ref().filter(|_| why.seats.is_empty());
+    for held in job.iter().flat_map(|job| &job.nodes) {
         let spot = super::show::spot(&held.switch_path, &held.block);
         if !spot.is_empty() {
             text += &visible(&format!("  {}: {spot}", held.node));
@@ -67,7 +69,7 @@ fn text(why: &v1::Explanation) -> String {
     }
     let cpus = why.job.as_ref().map(grant::own_cpus).unwrap_or_default();
     if !cpus.is_empty() {
-        text += &format!("Own CPUs: {}\n", visible(&cpus));
+        text += &format!("CPU ids: {}\n", visible(&cpus));
     }
     text
 }
@@ -137,7 +139,7 @@ mod tests {
         In front: 3, 5
         Starts by 1970-01-01T00:00:00Z at the latest
         Would fit now: 2 GPUs on h100-01
-        Own CPUs: 0-3,48-51, memory of NUMA node 0
+        CPU ids: 0-3,48-51 (its own), memory of NUMA node 0
         ");
     }
 

@@ -3,13 +3,14 @@
 use std::time::Duration;
 
 use carrel_core::model::features::is_feature;
+use carrel_core::model::host_list;
 use carrel_proto::v1;
 use clap::Subcommand;
 use serde::Serialize;
 
 use crate::context::Context;
-use crate::error::Result;
-use crate::terminal::say;
+use crate::error::{CliError, Result};
+use crate::terminal::{say, show_error};
 use crate::{output, units, view};
 
 /// Administer nodes.
@@ -17,6 +18,7 @@ use crate::{output, units, view};
 #[command(after_help = "Examples:\n  \
     carrel node token                       how a new host joins\n  \
     carrel node drain h100-07 --reason 'GPU 3: ECC errors'\n  \
+    carrel node resume 'gb[01-18]'\n  \
     carrel node feature h100-07 +ib -test")]
 pub struct NodeArgs {
     /// What to do.
@@ -36,20 +38,20 @@ pub enum NodeCommand {
         #[arg(long, value_name = "TIME", value_parser = units::parse_time, default_value = "1h")]
         ttl: Duration,
     },
-    /// Start nothing new on a node; what runs goes on
+    /// Start nothing new on nodes; what runs goes on
     Drain {
-        /// Node
-        #[arg(value_name = "NODE")]
-        node: String,
+        /// Nodes, as a list: h100-07, gb[01-04],gb9
+        #[arg(value_name = "NODES", value_parser = parse_nodes)]
+        nodes: Nodes,
         /// Why, for those who ask
         #[arg(long, value_name = "TEXT", default_value = "")]
         reason: String,
     },
-    /// Take a drained node back into use
+    /// Take drained nodes back into use
     Resume {
-        /// Node
-        #[arg(value_name = "NODE")]
-        node: String,
+        /// Nodes, as a list: h100-07, gb[01-04],gb9
+        #[arg(value_name = "NODES", value_parser = parse_nodes)]
+        nodes: Nodes,
     },
     /// Give a node features that jobs can ask for with --constraint, or take them away
     ///
@@ -86,6 +88,23 @@ pub enum FeatureChange {
     Remove(String),
 }
 
+/// Nodes that one argument names, in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Nodes(Vec<String>);
+
+fn parse_nodes(text: &str) -> std::result::Result<Nodes, String> {
+    let mut names: Vec<String> = host_list::parse(text)
+        .map_err(|bad| bad.why)?
+        .into_iter()
+        .map(Into::into)
+        .collect();
+    if names.is_empty() {
+        return Err("name a node".to_owned());
+    }
+    names.sort_by(|a, b| host_list::natural(a, b));
+    Ok(Nodes(names))
+}
+
 fn parse_change(text: &str) -> std::result::Result<FeatureChange, String> {
     let (change, name): (fn(String) -> FeatureChange, &str) = match text.split_at_checked(1) {
         Some(("+", name)) => (FeatureChange::Add, name),
@@ -110,10 +129,10 @@ struct NodeToken {
 /// Runs the verb.
 pub async fn run(context: &Context, args: NodeArgs) -> Result<u8> {
     let (mut add_features, mut remove_features) = (Vec::new(), Vec::new());
-    let (name, action, reason) = match args.command {
+    let (names, action, reason) = match args.command {
         NodeCommand::Token { node, ttl } => return token(context, node.unwrap_or_default(), ttl).await,
-        NodeCommand::Drain { node, reason } => (node, v1::NodeAction::Drain, reason),
-        NodeCommand::Resume { node } => (node, v1::NodeAction::Resume, String::new()),
+        NodeCommand::Drain { nodes, reason } => (nodes, v1::NodeAction::Drain, reason),
+        NodeCommand::Resume { nodes } => (nodes, v1::NodeAction::Resume, String::new()),
         NodeCommand::Feature { node, changes } => {
             for change in changes {
                 match change {
@@ -121,23 +140,43 @@ pub async fn run(context: &Context, args: NodeArgs) -> Result<u8> {
                     FeatureChange::Remove(name) => remove_features.push(name),
                 }
             }
-            (node, v1::NodeAction::Feature, String::new())
+            (Nodes(vec![node]), v1::NodeAction::Feature, String::new())
         }
-        NodeCommand::Adopt { node } => (node, v1::NodeAction::Adopt, String::new()),
-        NodeCommand::Remove { node } => (node, v1::NodeAction::Remove, String::new()),
+        NodeCommand::Adopt { node } => (Nodes(vec![node]), v1::NodeAction::Adopt, String::new()),
+        NodeCommand::Remove { node } => (Nodes(vec![node]), v1::NodeAction::Remove, String::new()),
     };
     let mut client = context.client().await?;
-    let request = v1::UpdateNodeRequest {
-        name,
-        action: action.into(),
-        reason,
-        add_features,
-        remove_features,
-    };
-    let node = client.update_node(request).await?.into_inner();
-    if context.json() {
-        output::json(&view::Node::from(node))?;
-    } else if action == v1::NodeAction::Remove {
+    let several = names.0.len() > 1;
+    let (mut done, mut failure): (Vec<view::Node>, Option<CliError>) = (Vec::new(), None);
+    for name in names.0 {
+        let request = v1::UpdateNodeRequest {
+            name,
+            action: action.into(),
+            reason: reason.clone(),
+            add_features: add_features.clone(),
+            remove_features: remove_features.clone(),
+        };
+        match client.update_node(request).await {
+            Ok(node) if context.json() => done.push(node.into_inner().into()),
+            Ok(node) => tell(action, &node.into_inner()),
+            Err(status) => {
+                if let Some(earlier) = failure.replace(status.into()) {
+                    show_error(&earlier);
+                }
+            }
+        }
+    }
+    // One node is one document, several are a list of them.
+    match done.as_slice() {
+        _ if several && context.json() => output::json(&done)?,
+        [node] => output::json(node)?,
+        _ => {}
+    }
+    failure.map_or(Ok(0), Err)
+}
+
+fn tell(action: v1::NodeAction, node: &v1::Node) {
+    if action == v1::NodeAction::Remove {
         say(format_args!("carrel: node {} is removed", node.name));
     } else if action == v1::NodeAction::Feature {
         let features = match node.features.as_slice() {
@@ -148,7 +187,6 @@ pub async fn run(context: &Context, args: NodeArgs) -> Result<u8> {
     } else {
         say(format_args!("carrel: node {} is {}", node.name, node.state));
     }
-    Ok(0)
 }
 
 async fn token(context: &Context, node: String, ttl: Duration) -> Result<u8> {

@@ -105,7 +105,7 @@ fn job_fields(job: &v1::Job) -> Vec<(&'static str, String)> {
         ("asked for", job.request.as_ref().map(asked).unwrap_or_default()),
         ("holds", grant::describe(job, &[])),
         ("fabric", fabric(job)),
-        ("own CPUs", grant::own_cpus(job)),
+        ("CPU ids", grant::own_cpus(job)),
         ("in use by", in_use(job)),
         ("GPU use", job.measured.map(gpu_use).unwrap_or_default()),
         ("CPU time", used.map(view::HostUse::cpu_text).unwrap_or_default()),
@@ -319,7 +319,15 @@ fn asked(request: &v1::ResourceRequest) -> String {
         } else {
             format!("{} ", request.gpu_model)
         };
-        let nvlink = if request.nvlink { " joined by NVLink" } else { "" };
+        // What is only preferred is among the wishes.
+        let insists = request
+            .patience
+            .is_none_or(|patience| patience.nvlink_ms.is_none());
+        let nvlink = if request.nvlink && insists {
+            " joined by NVLink"
+        } else {
+            ""
+        };
         let count = request.gpus_per_node;
         let s = if count == 1 { "" } else { "s" };
         if request.exclusive {

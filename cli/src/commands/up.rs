@@ -168,8 +168,8 @@ fn describe(node: &v1::Node) -> String {
         None => "no GPUs".to_owned(),
     };
     text += &format!(
-        ", {} CPUs, {}",
-        inventory.cpus,
+        ", {}, {}",
+        crate::units::counted(inventory.cpus, "CPU"),
         crate::units::bytes(inventory.memory_bytes)
     );
     if !inventory.gpu_note.is_empty() {

@@ -66,7 +66,7 @@ impl fmt::Display for Cpus<'_> {
         match self.0.cpus_per_node {
             0 | 1 if self.0.exclusive => f.write_str("all CPUs"),
             cpus if self.0.exclusive => write!(f, "all CPUs, {cpus} at least"),
-            cpus => write!(f, "{cpus} CPUs"),
+            cpus => f.write_str(&units::counted(cpus, "CPU")),
         }
     }
 }

@@ -28,6 +28,8 @@ pub struct Job {
     nodes: Vec<NodeAllocation>,
     exit_code: Option<i32>,
     queue_position: Option<u32>,
+    /// When it starts at the latest, while it waits; null: nothing is promised.
+    latest_start: Option<String>,
     request: Option<Request>,
     time_limit_seconds: u64,
     image: String,
@@ -223,6 +225,7 @@ impl From<v1::Job> for Job {
             nodes: job.nodes.into_iter().map(Into::into).collect(),
             exit_code: job.exit_code,
             queue_position: (job.queue_position > 0).then_some(job.queue_position),
+            latest_start: job.latest_start_ms.map(rfc3339),
             request: job.request.map(Into::into),
             time_limit_seconds: job.time_limit_s,
             image: job.image,

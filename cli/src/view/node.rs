@@ -81,6 +81,9 @@ pub struct MigInstance {
 #[derive(Debug, Serialize)]
 pub struct GpuHolder {
     job: u64,
+    /// Null: that is not known.
+    user: Option<String>,
+    name: Option<String>,
     /// Null: all of it.
     slice: Option<String>,
     isolation: String,
@@ -147,6 +150,8 @@ impl From<v1::GpuHolder> for GpuHolder {
     fn from(holder: v1::GpuHolder) -> Self {
         Self {
             job: holder.job,
+            user: some(holder.user),
+            name: some(holder.name),
             slice: some(holder.slice),
             isolation: holder.isolation,
         }

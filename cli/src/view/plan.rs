@@ -37,6 +37,8 @@ pub struct Seat {
     nics: Vec<String>,
     cpus: u32,
     memory_bytes: u64,
+    switch_path: Option<String>,
+    block: Option<String>,
 }
 
 /// What would come of a request.
@@ -88,6 +90,8 @@ impl From<v1::Seat> for Seat {
             nics: seat.nics,
             cpus: seat.cpus,
             memory_bytes: seat.memory_bytes,
+            switch_path: some(seat.switch_path),
+            block: some(seat.block),
         }
     }
 }

@@ -263,10 +263,10 @@ async fn show(context: &Context, name: &str) -> Result<u8> {
     let part = |part: &v1::ReservedPart| {
         let gpus: Vec<String> = part.gpus.iter().map(ToString::to_string).collect();
         format!(
-            "{}: GPUs {}, {} CPUs, {}",
+            "{}: GPUs {}, {}, {}",
             part.node,
             gpus.join(","),
-            part.cpus,
+            units::counted(part.cpus, "CPU"),
             units::bytes(part.memory_bytes)
         )
     };
