@@ -3,10 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow};
-use carrel_core::model::fabric::Fabric;
+use carrel_core::model::fabric::{BlockText, Entry, Fabric, FabricText, SwitchText};
 use carrel_core::model::gang_network::Subnet;
 use carrel_core::model::policy::Policy;
 use serde::Deserialize;
+use toml::Spanned;
 
 use super::idle::IdleConfig;
 use super::queue::QueueConfig;
@@ -57,14 +58,47 @@ impl ConfigFile {
     }
 
     pub(super) fn parse(text: &str, path: &Path) -> Result<Self> {
-        toml::from_str(text).map_err(|error| {
-            let start = error.span().map_or(0, |span| span.start.min(text.len()));
+        let wrong = |start: usize, message: &str| {
+            let start = start.min(text.len());
             let line = String::from_utf8_lossy(&text.as_bytes()[..start])
                 .matches('\n')
                 .count()
                 + 1;
             let key = text.lines().nth(line - 1).unwrap_or_default().trim();
-            anyhow!("{}:{line}: {} (in: {key})", path.display(), error.message())
+            anyhow!("{}:{line}: {message} (in: {key})", path.display())
+        };
+        toml::from_str(text).map_err(|error| {
+            let start = error.span().map_or(0, |span| span.start);
+            // Of a fabric that is wrong as a whole only its beginning is told.
+            let (start, message) = misplaced(text).unwrap_or((start, error.message().to_owned()));
+            wrong(start, &message)
         })
     }
+}
+
+/// Where in a file the entry is with which its fabric goes wrong, and how; none: it does not, or in no entry.
+fn misplaced(text: &str) -> Option<(usize, String)> {
+    /// The entries as they are, and where.
+    #[derive(Deserialize)]
+    struct Entries {
+        #[serde(default)]
+        switch: Vec<Spanned<SwitchText>>,
+        #[serde(default)]
+        block: Vec<Spanned<BlockText>>,
+    }
+    #[derive(Deserialize)]
+    struct File {
+        fabric: Entries,
+    }
+    let Entries { switch, block } = toml::from_str::<File>(text).ok()?.fabric;
+    let described = FabricText {
+        switch: switch.iter().map(|entry| entry.get_ref().clone()).collect(),
+        block: block.iter().map(|entry| entry.get_ref().clone()).collect(),
+    };
+    let bad = Fabric::try_from(described).err()?;
+    let span = match bad.at? {
+        Entry::Switch(at) => switch.get(at)?.span(),
+        Entry::Block(at) => block.get(at)?.span(),
+    };
+    Some((span.start, bad.to_string()))
 }

@@ -536,6 +536,14 @@ mod tests {
                 &["switch spine", "leaf9", "not described"],
             ),
             (
+                "[[fabric.switch]]\nname = \"a\"\nnodes = \"n1\"\n\n[[fabric.switch]]\nname = \"a\"\nnodes = \"n2\"\n",
+                &["broker.toml:5:", "switch a is described twice"],
+            ),
+            (
+                "[[fabric.switch]]\nname = \"a\"\nnodes = \"n1\"\n[[fabric.block]]\nname = \"b\"\nnodes = \"n1,n1\"\n",
+                &["broker.toml:4:", "b names n1 twice"],
+            ),
+            (
                 "[[fabric.block]]\nname = \"b\"\nnodes = \"gpu[9-1]\"\n",
                 &["gpu[9-1]", "counts down"],
             ),

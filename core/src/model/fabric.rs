@@ -50,9 +50,44 @@ pub struct BlockText {
     pub nodes: String,
 }
 
-/// What is wrong with a description.
+/// What is wrong with a description, and where.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum BadFabric {
+#[error("{what}")]
+pub struct BadFabric {
+    /// What is wrong.
+    pub what: Mistake,
+    /// In which entry; none: in no single one.
+    pub at: Option<Entry>,
+}
+
+/// An entry of a description, by its position among those of its kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Entry {
+    /// A switch.
+    Switch(usize),
+    /// A block.
+    Block(usize),
+}
+
+impl Entry {
+    /// What is wrong is wrong here.
+    fn bad(self, what: impl Into<Mistake>) -> BadFabric {
+        BadFabric {
+            what: what.into(),
+            at: Some(self),
+        }
+    }
+}
+
+impl From<Mistake> for BadFabric {
+    fn from(what: Mistake) -> Self {
+        Self { what, at: None }
+    }
+}
+
+/// What can be wrong with a description.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum Mistake {
     /// A list or a name in it.
     #[error("fabric: {0}")]
     List(#[from] BadHostList),
@@ -101,6 +136,14 @@ pub enum BadFabric {
         first: String,
         /// The other.
         second: String,
+    },
+    /// A list names something twice.
+    #[error("fabric: {above} names {name} twice")]
+    NamedTwice {
+        /// The switch or block whose list it is.
+        above: String,
+        /// What it names.
+        name: String,
     },
     /// A switch is below itself.
     #[error("fabric: switch {name} is below itself")]
@@ -168,7 +211,7 @@ impl TryFrom<FabricText> for Fabric {
 
     fn try_from(text: FabricText) -> Result<Self, BadFabric> {
         if text.switch.is_empty() && text.block.is_empty() {
-            return Err(BadFabric::Empty);
+            return Err(Mistake::Empty.into());
         }
         let block_of = blocks(&text.block)?;
         let tree = Tree::of(&text.switch)?;
@@ -185,7 +228,7 @@ impl TryFrom<FabricText> for Fabric {
         // Whoever was not reached from a root goes round in a circle.
         if let Some(at) = numbers.iter().position(|number| *number == 0) {
             let name = text.switch[at].name.clone();
-            return Err(BadFabric::Cycle { name });
+            return Err(Entry::Switch(at).bad(Mistake::Cycle { name }));
         }
         let leaves = tree.leaf_of.into_iter();
         fabric.leaf_of = leaves.map(|(node, at)| (node, numbers[at])).collect();
@@ -217,7 +260,7 @@ impl Fabric {
         });
         if self.ancestors(number).count() > MAX_DEPTH as usize {
             let name = entries[at].name.clone();
-            return Err(BadFabric::TooDeep { name });
+            return Err(Entry::Switch(at).bad(Mistake::TooDeep { name }));
         }
         for below in &tree.below[at] {
             self.grow(entries, tree, *below, number, numbers)?;
@@ -312,30 +355,39 @@ struct Tree {
 
 impl Tree {
     fn of(entries: &[SwitchText]) -> Result<Self, BadFabric> {
-        let names = by_name("switch", entries.iter().map(|entry| entry.name.as_str()))?;
+        let names = by_name(
+            "switch",
+            Entry::Switch,
+            entries.iter().map(|entry| entry.name.as_str()),
+        )?;
         let mut tree = Self {
             parents: vec![None; entries.len()],
             below: vec![Vec::new(); entries.len()],
             leaf_of: BTreeMap::new(),
         };
-        let two_places = |what, name: String, first: usize, second: usize| BadFabric::TwoPlaces {
-            what,
-            name,
-            first: entries[first].name.clone(),
-            second: entries[second].name.clone(),
+        let two_places = |what, name: String, first: usize, second: usize| {
+            Entry::Switch(second).bad(Mistake::TwoPlaces {
+                what,
+                name,
+                first: entries[first].name.clone(),
+                second: entries[second].name.clone(),
+            })
         };
         for (at, entry) in entries.iter().enumerate() {
-            let mut below = host_list::parse(&entry.switches)?.into_iter().collect::<Vec<_>>();
+            let here = Entry::Switch(at);
+            let mut below = list(here, &entry.name, &entry.switches)?
+                .into_iter()
+                .collect::<Vec<_>>();
             below.sort_by(|a, b| host_list::natural(a.as_str(), b.as_str()));
-            let nodes = host_list::parse(&entry.nodes)?;
+            let nodes = list(here, &entry.name, &entry.nodes)?;
             if below.is_empty() && nodes.is_empty() {
                 let name = entry.name.clone();
-                return Err(BadFabric::Bare { what: "switch", name });
+                return Err(here.bad(Mistake::Bare { what: "switch", name }));
             }
             for name in below {
                 let Some(child) = names.get(name.as_str()).copied() else {
                     let (above, name) = (entry.name.clone(), name.into());
-                    return Err(BadFabric::UnknownSwitch { above, name });
+                    return Err(here.bad(Mistake::UnknownSwitch { above, name }));
                 };
                 if let Some(other) = tree.parents[child].replace(at) {
                     return Err(two_places("switch", name.into(), other, at));
@@ -348,7 +400,7 @@ impl Tree {
                 }
             }
             if tree.leaf_of.len() > MAX_HOSTS {
-                return Err(BadFabric::TooMany("nodes"));
+                return Err(Mistake::TooMany("nodes").into());
             }
         }
         Ok(tree)
@@ -356,42 +408,59 @@ impl Tree {
 }
 
 fn blocks(entries: &[BlockText]) -> Result<BTreeMap<NodeName, u32>, BadFabric> {
-    by_name("block", entries.iter().map(|entry| entry.name.as_str()))?;
+    by_name(
+        "block",
+        Entry::Block,
+        entries.iter().map(|entry| entry.name.as_str()),
+    )?;
     let mut block_of = BTreeMap::new();
     for (at, entry) in entries.iter().enumerate() {
-        let nodes = host_list::parse(&entry.nodes)?;
+        let here = Entry::Block(at);
+        let nodes = list(here, &entry.name, &entry.nodes)?;
         if nodes.is_empty() {
             let name = entry.name.clone();
-            return Err(BadFabric::Bare { what: "block", name });
+            return Err(here.bad(Mistake::Bare { what: "block", name }));
         }
         for node in nodes {
             if let Some(other) = block_of.insert(node.clone(), at as u32) {
-                return Err(BadFabric::TwoPlaces {
+                return Err(here.bad(Mistake::TwoPlaces {
                     what: "node",
                     name: node.into(),
                     first: entries[other as usize].name.clone(),
                     second: entry.name.clone(),
-                });
+                }));
             }
         }
         if block_of.len() > MAX_HOSTS {
-            return Err(BadFabric::TooMany("nodes"));
+            return Err(Mistake::TooMany("nodes").into());
         }
     }
     Ok(block_of)
 }
 
+/// What an entry's list names, each once.
+fn list(entry: Entry, above: &str, text: &str) -> Result<BTreeSet<NodeName>, BadFabric> {
+    let names = host_list::parse(text).map_err(|bad| entry.bad(bad))?;
+    let written = host_list::expanded(text).map_err(|bad| entry.bad(bad))?;
+    if written.len() > names.len() {
+        let mut seen = BTreeSet::new();
+        if let Some(name) = written.into_iter().find(|name| !seen.insert(name.clone())) {
+            let above = above.to_owned();
+            return Err(entry.bad(Mistake::NamedTwice { above, name }));
+        }
+    }
+    Ok(names)
+}
+
 /// Entries by name; the names are as nodes'.
 fn by_name<'a>(
     what: &'static str,
+    entry: fn(usize) -> Entry,
     names: impl ExactSizeIterator<Item = &'a str>,
 ) -> Result<BTreeMap<&'a str, usize>, BadFabric> {
     if names.len() > MAX_ENTRIES {
-        return Err(BadFabric::TooMany(if what == "switch" {
-            "switches"
-        } else {
-            "blocks"
-        }));
+        let what = if what == "switch" { "switches" } else { "blocks" };
+        return Err(Mistake::TooMany(what).into());
     }
     let mut all = BTreeMap::new();
     for (at, name) in names.enumerate() {
@@ -400,11 +469,11 @@ fn by_name<'a>(
                 "a {what}'s name is to be as a host's, which {:?} is not",
                 bad.text
             );
-            return Err(BadHostList { text: bad.text, why }.into());
+            return Err(entry(at).bad(BadHostList { text: bad.text, why }));
         }
         if all.insert(name, at).is_some() {
             let name = name.to_owned();
-            return Err(BadFabric::Twice { what, name });
+            return Err(entry(at).bad(Mistake::Twice { what, name }));
         }
     }
     Ok(all)
@@ -505,6 +574,8 @@ mod tests {
                 "n1 is in b and in c",
             ),
             (vec![], vec![block("b", "n[1-1000000000]")], "65536"),
+            (vec![switch("a", "n1,n1", "")], vec![], "a names n1 twice"),
+            (vec![], vec![block("b", "n[1-3],n2")], "b names n2 twice"),
         ] {
             let error = fabric(switches, blocks).expect_err(why).to_string();
             assert!(error.contains(why), "{error}");
@@ -517,7 +588,34 @@ mod tests {
         let many = (0..=MAX_ENTRIES).map(|n| switch(&format!("s{n}"), &format!("n{n}"), ""));
         assert!(matches!(
             fabric(many.collect(), vec![]),
-            Err(BadFabric::TooMany("switches"))
+            Err(BadFabric {
+                what: Mistake::TooMany("switches"),
+                at: None
+            })
         ));
+    }
+
+    /// Whoever reads the description can show where it is wrong.
+    #[test]
+    fn mistakes_have_a_place() {
+        let good = || switch("good", "n9", "");
+        for (switches, blocks, at) in [
+            (vec![good(), switch("s", "", "")], vec![], Entry::Switch(1)),
+            (vec![good(), good()], vec![], Entry::Switch(1)),
+            (
+                vec![good(), switch("a", "", "good"), switch("b", "", "good")],
+                vec![],
+                Entry::Switch(2),
+            ),
+            (vec![good(), switch("a", "n1", "a")], vec![], Entry::Switch(1)),
+            (
+                vec![good()],
+                vec![block("b", "n1"), block("c", "n1")],
+                Entry::Block(1),
+            ),
+        ] {
+            let bad = fabric(switches, blocks).expect_err("a mistake");
+            assert_eq!(bad.at, Some(at), "{bad}");
+        }
     }
 }
