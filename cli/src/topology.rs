@@ -490,9 +490,10 @@ mod tests {
                 job: 7,
                 slice: (*slice).to_owned(),
                 isolation: "mig".into(),
+                ..v1::GpuHolder::default()
             };
             host.gpu_holders[0].holders = held.iter().map(holder).collect();
-            let drawn = draw(&host, |job| format!("job {job}"));
+            let drawn = draw(&host, usize::MAX);
             drawn
                 .lines()
                 .nth(2)
@@ -528,9 +529,7 @@ mod tests {
 
     #[test]
     fn a_held_gpu_that_is_broken_is_shown_as_both() {
-        let drawn = draw(&node("NV4 SYS SYS SYS SYS NV4", 4, &[0, 0, 0, 9]), |job| {
-            format!("job {job}")
-        });
+        let drawn = draw(&node("NV4 SYS SYS SYS SYS NV4", 4, &[0, 0, 0, 9]), usize::MAX);
         assert!(drawn.contains("job 9, drained: fell off\n"), "{drawn}");
     }
 
