@@ -23,8 +23,8 @@ mod requests;
 mod reservations;
 mod rights;
 mod sharing;
-mod tokens;
 mod sizes;
+mod tokens;
 mod unfit;
 mod whole;
 
