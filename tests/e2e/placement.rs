@@ -177,7 +177,7 @@ fn a_person_chooses_between_waiting_and_less() {
     let mut terminal = cluster.terminal(ALICE, &request);
     terminal.expect("Which?");
     terminal.line("");
-    terminal.expect("Pending job allocation");
+    terminal.expect("waits, 1st");
     terminal.write("\x03");
     assert_eq!(terminal.wait(), 130, "{terminal}");
     cluster.ready("nothing of hers is left", |this| {
