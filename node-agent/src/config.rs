@@ -445,7 +445,7 @@ mod tests {
     fn what_would_make_the_node_useless_is_refused_by_its_line() {
         for (line, why) in [
             ("cpus = 0", "line 2: cpus: no CPU is left for jobs"),
-            ("memory = \"0\"", "line 2: memory: no memory is left"),
+            ("memory = \"0G\"", "line 2: memory: no memory is left"),
             (
                 "reserved_cpus = 100000",
                 "line 2: reserved_cpus: 100000 of this machine's",
