@@ -98,7 +98,10 @@ fn a_gang_lands_in_one_block_and_constraints_are_kept() {
         assert_eq!(part["block"], "9a2cf1f7-550d-4be2-8bd2-a3d91c0e5d64.2");
     }
     let shown = cluster.carrel(ALICE, ["explain", "gang"]).ok();
-    assert!(shown.contains("n2: leaf2 < spine, block 9a2cf1f7"), "{shown}");
+    assert!(
+        shown.contains("NUMA 0-1, leaf2 < spine, block 9a2cf1f7"),
+        "{shown}"
+    );
     drop(gang);
     idle(&cluster);
 

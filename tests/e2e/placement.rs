@@ -158,7 +158,7 @@ fn a_person_chooses_between_waiting_and_less() {
     ready();
     let request = [&["alloc", "--gpus", "2", "--nvlink"][..], &SMALL].concat();
     let mut terminal = cluster.terminal(ALICE, &request);
-    terminal.expect("1  2 GPUs joined by NVLink, slowest link NV12: in about");
+    terminal.expect("1  2 GPUs joined by NVLink, slowest link NV12, exclusive: in about");
     terminal.expect("2  2 GPUs, slowest link SYS, exclusive, on n0: now");
     terminal.expect("Which?");
     terminal.line("7");

@@ -143,15 +143,18 @@ impl Unfit {
         let known = self
             .sorted
             .binary_search_by(|at| self.kinds[*at].kind.beside(asked, line));
-        let kind = known.map(|place| self.sorted[place]).unwrap_or_else(|place| {
-            self.kinds.push(OfKind {
-                kind: Kind::of(asked, line),
-                unfit: Vec::new(),
-                fit: Vec::new(),
-            });
-            self.sorted.insert(place, self.kinds.len() - 1);
-            self.kinds.len() - 1
-        });
+        let kind = match known {
+            Ok(place) => self.sorted[place],
+            Err(place) => {
+                self.kinds.push(OfKind {
+                    kind: Kind::of(asked, line),
+                    unfit: Vec::new(),
+                    fit: Vec::new(),
+                });
+                self.sorted.insert(place, self.kinds.len() - 1);
+                self.kinds.len() - 1
+            }
+        };
         let kind = Some(kind);
         Asked { kind, amount }
     }

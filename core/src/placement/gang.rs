@@ -114,15 +114,18 @@ impl<'a> Gang<'a> {
         left_out: &'a BTreeSet<&'a NodeName>,
     ) -> Option<Self> {
         let mut sorted: Vec<_> = fitting.iter().map(|one| (one.rank(), one)).collect();
-        sorted.sort_by(|(a, _), (b, _)| a.cmp(b));
-        let count = |of: &Candidate<'_>| match left_out.is_empty() {
-            true => of.alike.count(),
-            false => of.nodes().filter(|node| !left_out.contains(node)).count(),
+        sorted.sort_by_key(|(rank, _)| *rank);
+        let count = |of: &Candidate<'_>| {
+            if left_out.is_empty() {
+                of.alike.count()
+            } else {
+                of.nodes().filter(|node| !left_out.contains(node)).count()
+            }
         };
         let groups = (0..).zip(sorted.chunk_by(|(a, _), (b, _)| a == b));
         let fitting = groups.flat_map(|(rank, equals)| {
             equals.iter().map(move |(_, of)| Ranked {
-                of: *of,
+                of,
                 count: count(of),
                 rank,
             })
@@ -240,7 +243,7 @@ impl<'a> Gang<'a> {
                         Some((place, pool))
                     })
                     .collect();
-                some.sort_by(|(a, _), (b, _)| a.cmp(b));
+                some.sort_by_key(|(place, _)| *place);
                 let equals = some.chunk_by(|((a, ..), _), ((b, ..), _)| !self.arranges || a == b);
                 tiers.extend(equals.map(|equals| equals.iter().map(|(_, pool)| pool.clone()).collect()));
             }

@@ -370,7 +370,9 @@ mod tests {
     /// Whether they are of one job or of several makes no difference: all of them are held before the first is cut.
     #[test]
     fn slices_that_share_the_place_of_an_idle_one_are_cut_in_any_order() {
-        let cases: [(&[(&str, u8)], &[(&str, u8, u8)]); 4] = [
+        /// What is cut, and what is held.
+        type Case<'a> = (&'a [(&'a str, u8)], &'a [(&'a str, u8, u8)]);
+        let cases: [Case<'_>; 4] = [
             (&[("3g.40gb", 0)], &[("2g.20gb", 0, 2), ("2g.20gb", 2, 2)]),
             (&[("3g.40gb", 4)], &[("1g.10gb", 6, 1), ("2g.20gb", 4, 2)]),
             (

@@ -17,13 +17,13 @@ fn a_small_node_is_no_measure_for_others() {
     let default = sizes(&mut world, "any", |_| ());
     assert_eq!(default, (12, 128 << 30));
     let small = sizes(&mut world, "tiny", |request| {
-        request.constraints.nodelist = names("tiny1")
+        request.constraints.nodelist = names("tiny1");
     });
     assert_eq!(small, (1, 256 << 20), "an eighth of what it has");
     let mut world = World::with(settings(), &["ib1", "tiny1"]);
     assert_eq!(sizes(&mut world, "any", |_| ()), small);
     let without = sizes(&mut world, "but", |request| {
-        request.constraints.exclude = names("tiny1")
+        request.constraints.exclude = names("tiny1");
     });
     assert_eq!(without, default);
 }

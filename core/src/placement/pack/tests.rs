@@ -208,7 +208,9 @@ fn packed(switches: &[Switch], spots: &[Spot], wish: Wish) -> Option<(Value, Vec
     let mut by_rank: Vec<usize> = (0..spots.len()).collect();
     by_rank.sort_by_key(|at| spots[*at].rank);
     let mut cells = Cells::new(wish.nodes);
-    by_rank.iter().for_each(|at| cells.add(spots[*at], *at));
+    for at in &by_rank {
+        cells.add(spots[*at], *at);
+    }
     let (cells, first) = cells.sorted();
     let (value, taken) = pack(switches, &cells, wish)?;
     let hosts = taken.iter().flat_map(|(cell, count)| &first[*cell][..*count]);
