@@ -55,6 +55,10 @@ def main():
         raise AssertionError("it does not fail")
     except submitit.core.utils.FailedJobError as error:
         assert "as it should" in str(error), error
+    # Its result is there before its batch script has ended.
+    patience = time.monotonic() + 60
+    while failed.state in ("RUNNING", "COMPLETING") and time.monotonic() < patience:
+        time.sleep(0.5)
     assert failed.state in ("FAILED", "UNKNOWN"), failed.state
     print("job", flush=True)
 

@@ -133,8 +133,8 @@ fn slices_are_given_shown_and_fenced() {
     assert_eq!(
         *holders,
         json!([
-            { "job": job["id"], "slice": "1g.10gb at 0", "isolation": "mig" },
-            { "job": job["id"], "slice": "1g.10gb at 1", "isolation": "mig" },
+            { "job": job["id"], "name": "pair", "user": "alice", "slice": "1g.10gb at 0", "isolation": "mig" },
+            { "job": job["id"], "name": "pair", "user": "alice", "slice": "1g.10gb at 1", "isolation": "mig" },
         ])
     );
     for (shown, what) in [
