@@ -95,7 +95,7 @@ fn units_where(request: &v1::ResourceRequest, fulfilled: bool) -> String {
         let what = units_on_each(component, joined);
         let nodes = component.nodes.max(1);
         let mut parts_before = parts.iter_mut();
-        match parts_before.find(|(other, whole, _)| (&*other, *whole) == (&what, component.exclusive)) {
+        match parts_before.find(|(other, whole, _)| (other, *whole) == (&what, component.exclusive)) {
             Some((.., sum)) => *sum += nodes,
             None => parts.push((what, component.exclusive, nodes)),
         }
