@@ -212,10 +212,10 @@ impl Node {
         };
         let forgets = self.mutant == Some(Mutant::AdoptionForgetsGpus);
         if let Some(ledger) = self.ledger.as_mut().filter(|_| forgets) {
-            ledger
-                .entries
-                .iter_mut()
-                .for_each(|entry| entry.holding.gpus.clear());
+            for entry in &mut ledger.entries {
+                entry.holding.gpus.clear();
+                entry.holding.places.clear();
+            }
         }
         self.agent = Some(Agent::new(myself, self.ledger.clone(), self.clocks(now)));
         self.next_report = now;
@@ -232,6 +232,11 @@ impl Node {
                     Vec::new()
                 } else {
                     container.holding.gpus.clone()
+                },
+                places: if forgets {
+                    BTreeMap::new()
+                } else {
+                    container.holding.places.clone()
                 },
                 ..container.holding.clone()
             },
